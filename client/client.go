@@ -24,27 +24,28 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Options configure [Connect]. With the zero value the client sends no credentials and keeps cursors in memory.
+// Options configure [Connect]. The zero value sends no credentials and keeps cursors in memory.
 type Options struct {
-	// Key is sent as Authorization: Bearer. An empty key sends no header.
+	// Key is the API key or access token, which the client sends as Authorization: Bearer. If it is empty, the client sends no such
+	// header.
 	Key string
-	// HTTP sends the requests. Use it for proxies, certificates, and tokens that expire, for example with an
-	// oauth2.Transport. Its Timeout bounds requests but not streams. Nil is [http.DefaultClient].
+	// HTTP is the HTTP client that sends the requests. Set it to use a proxy, certificates, or tokens that expire (for example with an
+	// oauth2.Transport). Its Timeout limits requests but not streams. If it is nil, [http.DefaultClient] is used.
 	HTTP *http.Client
 	// Agent is the name and version of the calling program, for example my-app/1.2. The client sends it to the server in the header User-Agent
 	// and in clientInfo.
 	Agent string
-	// Revision is the revision of MCP to speak, for example 2025-11-25. If it is set, Connect sends no request, and the first call starts a
-	// session if this revision has sessions. If it is empty, Connect asks the server for its revisions and uses the newest one that the
-	// client knows, too.
+	// Revision is the revision of MCP to speak, for example 2025-11-25. If it is empty, Connect asks the server for its revisions, and
+	// uses the newest one that this package supports, too. If it is set, Connect sends no request. If the revision has sessions, the
+	// first call then starts one.
 	Revision string
-	// Store keeps the cursors of subscriptions; nil keeps them in memory.
+	// Store saves the cursors of subscriptions. If it is nil, the client keeps them in memory.
 	Store Store
-	// Webhooks receives webhooks. Leave it nil if the server cannot reach the program.
+	// Webhooks receives webhooks from the server. Leave it nil if the server cannot reach the program.
 	Webhooks *Handler
-	// MinPoll is the shortest time between two polls, even if the server allows a shorter one; 0 is a second.
+	// MinPoll is the shortest time between two polls, even if the server allows a shorter time. 0 means one second.
 	MinPoll time.Duration
-	// Log receives warnings, for example about failed requests that the client repeats; nil discards them.
+	// Log receives warnings, for example about failed requests that the client repeats. If it is nil, there are no warnings.
 	Log *slog.Logger
 }
 
@@ -62,8 +63,8 @@ type Client struct {
 	silence  time.Duration
 }
 
-// Connect returns a client of the MCP endpoint at url. It negotiates the newest revision that both sides know. That is 2026-07-28,
-// which has no sessions, or an earlier one, for which Connect starts a session and [Client.Close] ends it. If the server does not
+// Connect returns a client of the MCP endpoint at url. It negotiates the newest revision of MCP that both sides support. In revision
+// 2026-07-28, there are no sessions. In an earlier revision, Connect starts a session, and [Client.Close] ends it. If the server does not
 // answer, Connect tries five times.
 func Connect(ctx context.Context, url string, o Options) (*Client, error) {
 	c, err := newClient(url, o)
@@ -83,7 +84,7 @@ func Connect(ctx context.Context, url string, o Options) (*Client, error) {
 	case ctx.Err() != nil, Retryable(err), fault.Is(err, fault.Unauthenticated), fault.Is(err, fault.Forbidden):
 		return nil, err
 	}
-	// The server does not speak 2026-07-28, which has no sessions. Try the revisions with sessions, newest first.
+	// The server does not support 2026-07-28, which has no sessions. Try the revisions with sessions, the newest first.
 	var failed error
 	for _, version := range spec.Versions {
 		if version.Stateless() {
@@ -114,11 +115,11 @@ func newClient(url string, o Options) (*Client, error) {
 	return c, err
 }
 
-// firstID returns a random number from which a client counts its request ids, which must differ between clients that share a connection,
-// for example through a transport that reaches a server over stdio.
+// firstID returns the random number from which a client counts its request ids. Clients can share a connection, for example to a server
+// over stdio. Their request ids must differ.
 func firstID() int64 { return rand.Int64N(1 << 30) }
 
-// withOwnSession returns a client of the same server that starts its own session, because a session has only one stream.
+// withOwnSession returns another client of the same server, with a session of its own, because a session can have only one stream.
 func (c *Client) withOwnSession() *Client {
 	own := &Client{options: c.options, log: c.log, server: c.server, url: c.url, version: c.version, silence: c.silence}
 	own.seq.Store(firstID())
@@ -130,13 +131,13 @@ func (c *Client) Revision() string { return string(c.version) }
 
 func (c *Client) isStateless() bool { return c.version.Stateless() }
 
-// clientInfo returns MCP's clientInfo. It splits [Options.Agent], for example my-app/1.2, into a name and a version.
+// clientInfo returns the MCP object clientInfo, with the name and the version from [Options.Agent], for example my-app/1.2.
 func (c *Client) clientInfo() map[string]string {
 	name, version, _ := strings.Cut(c.server.Agent, "/")
 	return map[string]string{"name": name, "version": version}
 }
 
-// startSession starts a session if the revision has sessions.
+// startSession starts a session if the revision of MCP has sessions.
 func (c *Client) startSession(ctx context.Context) error {
 	if c.isStateless() {
 		return nil
@@ -169,7 +170,7 @@ func (c *Client) startSession(ctx context.Context) error {
 // errSessionGone means that the server ended or lost the session.
 var errSessionGone = fault.New(fault.NotFound, "the session has ended")
 
-// sessionID returns the id of the open session, or "".
+// sessionID returns the id of the client's session, or "" if it has none.
 func (c *Client) sessionID() string {
 	if open := c.session.Load(); open != nil {
 		return *open
@@ -177,8 +178,8 @@ func (c *Client) sessionID() string {
 	return ""
 }
 
-// call sends a request and returns the header of the response. It starts a new session if the last one has ended, or if an
-// earlier call could not start one.
+// call sends a request, decodes the result, and returns the header of the HTTP response. It first starts a new session if the last one
+// has ended, or if an earlier call could not start one.
 func (c *Client) call(ctx context.Context, method string, params map[string]any, result any) (http.Header, error) {
 	session := c.session.Load()
 	if c.isStateless() {
@@ -202,8 +203,8 @@ func (c *Client) call(ctx context.Context, method string, params map[string]any,
 	return header, err
 }
 
-// renewSession starts a new session and returns it. The parameter gone points to the id of the session that has ended. If another
-// goroutine has already started a new session, renewSession returns that one.
+// renewSession starts a new session in place of one that has ended, and returns its id. The parameter gone points to the id of the ended
+// session. If another goroutine has already started a new session, renewSession returns the id of that session.
 func (c *Client) renewSession(ctx context.Context, gone *string) (*string, error) {
 	c.renewing.Lock()
 	defer c.renewing.Unlock()
@@ -231,7 +232,7 @@ func (c *Client) chooseStore(o SubscribeOptions) Store {
 	return &c.memory
 }
 
-// Close ends the session, if there is one, within five seconds. Close the subscriptions first, because a running subscription
+// Close ends the session, if there is one. It takes at most five seconds. Close the subscriptions before, because a running subscription
 // would start a new session.
 func (c *Client) Close() error {
 	if c.sessionID() == "" {
@@ -243,29 +244,33 @@ func (c *Client) Close() error {
 	return err
 }
 
-// Call sends an MCP request, for example tools/call, and decodes its result unless result is nil. It does not change params.
+// Call sends an MCP request, for example tools/call. It decodes the result into the parameter result, unless that is nil. It does not
+// change params.
 //
-// A call takes at most a minute, even if ctx allows more. If the server has not answered by then, the error is [ErrUnavailable], but the
-// server may still carry out the call. So repeat it only if the repetition is harmless, even though the error is [Retryable].
+// A call takes at most a minute, even if ctx allows more. If the server has not answered by then, the error is [ErrUnavailable], which is
+// [Retryable]. But the server may still carry out the call. So repeat the call only if a repetition is harmless.
 func (c *Client) Call(ctx context.Context, method string, params map[string]any, result any) error {
 	_, err := c.call(ctx, method, params, result)
 	return err
 }
 
-// drainTime limits how long closing a handler, a session or a subscription takes.
+// drainTime limits how long it takes to close a handler, a session or a subscription.
 const drainTime = 5 * time.Second
 
-// closingContext returns a context for requests that end a session or a subscription. It does not end with ctx, but after drainTime.
+// closingContext returns the context for requests that end a session or a subscription. It ends after drainTime, even if ctx has already
+// ended.
 func closingContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 }
 
-// maxTries is how many times a request is sent if it keeps failing with a [Retryable] error, for example because the server
-// does not answer.
+// maxTries is how many times a request is sent if each try fails with a [Retryable] error, for example because the server does not
+// answer.
 const maxTries = 5
 
-// retry calls do until it succeeds, fails permanently, or has failed maxTries times. If the deadline of ctx ends a try, retry returns the
-// error of the try before, which says what is wrong with the server. The error of the last try would only say that the time is over.
+// retry calls the function do until it succeeds, fails permanently, or has failed maxTries times.
+//
+// If the deadline of ctx ends a try, retry returns the error of the previous try, which says what is wrong with the server. The error of
+// the last try would only say that the time is over.
 func (c *Client) retry(ctx context.Context, do func() error) error {
 	var last error
 	for try := 0; ; try++ {
@@ -286,14 +291,14 @@ func (c *Client) retry(ctx context.Context, do func() error) error {
 type EventType struct {
 	Name        string `json:"name"`
 	Description string `json:"description"`
-	// Delivery lists the modes in which this caller can receive events of the type.
+	// Delivery lists the modes in which this caller can receive events of the type: "webhook", "push" or "poll".
 	Delivery []string `json:"delivery"`
-	// InputSchema is the schema of the arguments, PayloadSchema the schema of [Event.Data].
+	// InputSchema is the JSON schema of [SubscribeOptions.Arguments]. PayloadSchema is the JSON schema of [Event.Data].
 	InputSchema   json.RawMessage `json:"inputSchema"`
 	PayloadSchema json.RawMessage `json:"payloadSchema"`
 }
 
-// maxPages limits the pages of a list, because the cursors of a faulty server could form a circle.
+// maxPages limits how many pages of a list the client reads, because a faulty server could send cursors without end.
 const maxPages = 1000
 
 // EventTypes lists the event types that the caller may receive.
@@ -316,9 +321,8 @@ func (c *Client) EventTypes(ctx context.Context) (types []EventType, err error) 
 	return nil, fault.New(fault.Unavailable, "the server's list of event types has more than %d pages", maxPages)
 }
 
-// exchangeIn sends a request in the given session and returns the header of the response. It does not look at the client's current
-// session, because a concurrent call may replace that session before the response arrives. If the session has ended, the caller
-// starts another one.
+// exchangeIn sends a request in the given session and returns the header of the response. It does not use the client's current session,
+// because a concurrent call may replace it meanwhile. If the given session has ended, the error is errSessionGone.
 func (c *Client) exchangeIn(ctx context.Context, session, method string, params map[string]any, result any) (http.Header, error) {
 	request, err := c.request(method, params)
 	if err != nil {
@@ -356,8 +360,9 @@ func (c *Client) exchangeIn(ctx context.Context, session, method string, params 
 	return resp.Header, nil
 }
 
-// readAnswer reads the body of an answer. If the body is a stream, readAnswer skips malformed messages and returns the first response, or
-// nil if the stream ends before it. It does not wait for the end of the stream, because a server may keep it open after the response.
+// readAnswer returns the first JSON-RPC response in the body of an HTTP response. If the body is a stream, it skips malformed messages,
+// and returns nil if the stream ends before a response. It does not wait for the end of the stream, because a server may keep the stream
+// open after the response.
 func readAnswer(resp *http.Response) ([]byte, error) {
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		return io.ReadAll(resp.Body)
@@ -379,8 +384,8 @@ func readAnswer(resp *http.Response) ([]byte, error) {
 	}
 }
 
-// request encodes a request, with the _meta that revision 2026-07-28 requires. It does not change params, because the caller may use the
-// same map in concurrent calls.
+// request encodes a JSON-RPC request. For revision 2026-07-28, it adds the required _meta to a copy of params, because the caller may use
+// the same map in concurrent calls.
 func (c *Client) request(method string, params map[string]any) ([]byte, error) {
 	if params == nil {
 		params = map[string]any{}
@@ -403,7 +408,8 @@ func (c *Client) request(method string, params map[string]any) ([]byte, error) {
 	return b, nil
 }
 
-// cloneObject returns a copy of a value that encodes as a JSON object, for example a map[string]string. It returns an empty map for nil.
+// cloneObject returns the members of a value that encodes as a JSON object, for example of a map[string]string. For nil, it returns an
+// empty map.
 func cloneObject(value any) (map[string]any, error) {
 	object := map[string]any{}
 	text, err := json.Marshal(value)
@@ -418,7 +424,7 @@ func cloneObject(value any) (map[string]any, error) {
 	return object, err
 }
 
-// header returns the header of a request. An empty session stands for a request outside of any session.
+// header returns the HTTP header of a request. The parameter session is empty for a request outside of a session.
 func (c *Client) header(session, method string, params map[string]any) http.Header {
 	h := http.Header{}
 	h.Set("Accept", "application/json, "+sse.ContentType)
@@ -438,35 +444,36 @@ func (c *Client) header(session, method string, params map[string]any) http.Head
 	return h
 }
 
-// The kinds of errors. Test for them with [errors.Is].
+// These are the kinds of errors of this package. Test for them with [errors.Is].
 var (
-	// ErrInvalid is the error of options, arguments or data that are malformed.
+	// ErrInvalid is the error for malformed options, arguments or data.
 	ErrInvalid error = fault.Invalid
-	// ErrUnauthenticated is the error of a missing or wrong key.
+	// ErrUnauthenticated is the error for a missing or wrong key.
 	ErrUnauthenticated error = fault.Unauthenticated
-	// ErrForbidden is the error of a caller who lacks the permission for a request.
+	// ErrForbidden is the error for a caller who lacks the permission for a request.
 	ErrForbidden error = fault.Forbidden
-	// ErrNotFound is the error of an event type or URI that does not exist or that this caller may not see.
+	// ErrNotFound is the error for an event type or URI that does not exist, or that this caller may not see.
 	ErrNotFound error = fault.NotFound
-	// ErrUnsupported is the error of a mode or method that the server or this client does not offer.
+	// ErrUnsupported is the error for a mode or method that the server or this package does not support.
 	ErrUnsupported error = fault.Unsupported
-	// ErrExhausted is the error of a reached limit or quota. It is [Retryable].
+	// ErrExhausted is the error for a reached limit or quota. It is [Retryable].
 	ErrExhausted error = fault.Exhausted
-	// ErrUnavailable is the error of a server that does not answer, or of a [Store] that fails. It is [Retryable].
+	// ErrUnavailable is the error for a server that does not answer, and for a [Store] that fails. It is [Retryable].
 	ErrUnavailable error = fault.Unavailable
-	// ErrConflict is the error of another subscription's [File], or of a second subscription to the same events at one [Handler].
+	// ErrConflict is the error for the [File] of another subscription, and for a second subscription to the same events with the same
+	// [Handler].
 	ErrConflict error = fault.Conflict
-	// ErrTooLarge is the error of data over a limit of the server.
+	// ErrTooLarge is the error for data that exceeds a limit of the server.
 	ErrTooLarge error = fault.TooLarge
-	// ErrSchema is the error of an event that does not match the schema of its type.
+	// ErrSchema is the error for an event that does not match the JSON schema of its type.
 	ErrSchema error = fault.Unprocessable
 )
 
 // Retryable reports whether a call that failed with err may succeed when it is repeated.
 func Retryable(err error) bool { return httpcall.Retryable(err) }
 
-// Terminated is the error of a subscription that the server has ended, for example because access was revoked or the event
-// type was removed (SEP-3415, "Subscription Termination").
+// Terminated is the error of a subscription that the server has ended, for example because access was revoked or the event type was
+// removed (SEP-3415, "Subscription Termination").
 type Terminated struct {
 	Name string
 	// Err is the server's reason for ending the subscription.
@@ -475,11 +482,11 @@ type Terminated struct {
 
 func (t *Terminated) Error() string { return "the server ended the subscription: " + t.Err.Error() }
 
-// Unwrap returns the server's reason.
+// Unwrap returns the server's reason for ending the subscription.
 func (t *Terminated) Unwrap() error { return t.Err }
 
-// newTerminated returns the error of a subscription that the server ended. e is the server's reason; it is nil if the server
-// gave none.
+// newTerminated returns the error of a subscription that the server has ended. The parameter e is the server's reason, or nil if the
+// server gave no reason.
 func newTerminated(name string, e *rpcError) *Terminated {
 	if e == nil {
 		return &Terminated{Name: name, Err: fault.New(fault.Forbidden, "it gave no reason")}
@@ -493,7 +500,8 @@ type rpcError struct {
 	Data    json.RawMessage `json:"data"`
 }
 
-// fault converts e to a [fault.Error]. Its kind depends on the JSON-RPC code or, if the code is unknown, on the HTTP status.
+// fault converts a JSON-RPC error to a [fault.Error]. The kind depends on the error's code. If the code is unknown, the kind depends on
+// the HTTP status.
 func (e *rpcError) fault(status int) error {
 	f := &fault.Error{Kind: e.kind(status), Message: fmt.Sprintf("the server refused (%d): %.1000s", e.Code, e.Message)}
 	if e.Data != nil && string(e.Data) != "null" {
@@ -505,8 +513,7 @@ func (e *rpcError) fault(status int) error {
 	return f
 }
 
-// endpointError is the error CallbackEndpointError (SEP-3415). It means that the server could not verify the URL to which it should send
-// webhooks.
+// endpointError is the error CallbackEndpointError (SEP-3415): the server could not verify the URL to which it should send webhooks.
 type endpointError struct{ error }
 
 func (e *endpointError) Unwrap() error { return e.error }
@@ -524,8 +531,8 @@ func (e *rpcError) kind(status int) fault.Kind {
 	return fault.Invalid
 }
 
-// kinds maps JSON-RPC error codes to kinds. Most kinds have two codes, because the draft of MCP Events that released clients implement
-// numbers the errors differently from SEP-3415 (see [spec.Profile]).
+// kinds has the kind of error for each JSON-RPC error code. Most kinds have two codes, because the draft of MCP Events that released
+// clients implement has other error codes than SEP-3415 (see [spec.Profile]).
 var kinds = map[int]fault.Kind{
 	-32011: fault.NotFound, -32023: fault.NotFound, spec.CodeResourceNotFound: fault.NotFound,
 	-32012: fault.Forbidden, -32024: fault.Forbidden,

@@ -8,9 +8,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// cursorSaver saves the cursors of a subscription in its store. It saves in a goroutine of its own, so that a slow store does not stop the
-// subscription from reading and handling events. One save runs at a time. If several cursors arrive meanwhile, only the newest one is saved
-// next, because it replaces the others.
+// cursorSaver saves the cursors of a subscription in a store. It saves them in the background, so that a slow store does not stop the
+// subscription from reading and handling events. If several cursors arrive during a save, only the newest of them is saved next.
 type cursorSaver struct {
 	store Store
 	key   string
@@ -30,7 +29,7 @@ type saving struct {
 	done   chan struct{} // closed when the save has succeeded or failed, or was dropped
 }
 
-// wait waits for the end of a save, if s is not nil.
+// wait waits until a save has ended. It does nothing if s is nil.
 func (s *saving) wait() {
 	if s != nil {
 		<-s.done
@@ -67,7 +66,7 @@ func (c *cursorSaver) hold(held bool) {
 	}
 }
 
-// saveAndHold saves a cursor and waits until it is saved. Later saves have no effect until hold(false).
+// saveAndHold saves a cursor and waits until it is saved. Until hold(false) is called, the saver ignores all further cursors.
 func (c *cursorSaver) saveAndHold(cursor string) {
 	c.mu.Lock()
 	c.held = true
@@ -77,8 +76,10 @@ func (c *cursorSaver) saveAndHold(cursor string) {
 	s.wait()
 }
 
-// start begins to save a cursor and returns a save for which the caller can wait. It returns nil if the cursor is empty or
-// already saved, while hold(true) is in effect, or if the store did not save an earlier cursor in time.
+// start begins to save a cursor, and returns a value with which the caller can wait for the end of the save.
+//
+// It returns nil if there is nothing to save: the cursor is empty or already saved, hold(true) is in effect, or the store did not save an
+// earlier cursor in time.
 func (c *cursorSaver) start(cursor string) *saving {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,8 +89,8 @@ func (c *cursorSaver) start(cursor string) *saving {
 	return c.startLocked(cursor)
 }
 
-// startLocked does the work of start, but ignores c.held, because saveAndHold saves one more cursor after it has set c.held. The caller
-// holds c.mu.
+// startLocked does the work of start even if c.held is true. saveAndHold needs this, because it sets c.held before it saves its own
+// cursor. The caller holds c.mu.
 func (c *cursorSaver) startLocked(cursor string) *saving {
 	last, newest := c.last(), c.saved
 	if last != nil {
@@ -111,8 +112,8 @@ func (c *cursorSaver) startLocked(cursor string) *saving {
 	return c.last()
 }
 
-// last returns the save that will end last: the waiting one or, without one, the running one. It returns nil if no save is running.
-// The caller holds c.mu.
+// last returns the save that will end last, or nil if no save is running. This is the save that waits for the running one or, if none
+// waits, the running save. The caller holds c.mu.
 func (c *cursorSaver) last() *saving {
 	if c.next != nil {
 		return c.next
@@ -128,7 +129,7 @@ func (c *cursorSaver) dropNext() {
 	}
 }
 
-// finish waits until the last save has ended. The caller must not start another save afterwards.
+// finish waits until the last save has ended. The caller must start no further save.
 func (c *cursorSaver) finish() {
 	c.mu.Lock()
 	s := c.last()
@@ -136,9 +137,10 @@ func (c *cursorSaver) finish() {
 	s.wait()
 }
 
-// run saves the cursor of the running save, and then the cursors of the saves that follow it. If the store fails, run ends the
-// subscription. Otherwise the saved cursor would fall behind, and a restarted program would handle all events after it again. After a
-// timeout, run does not call the store again, so that events that are still being handled do not wait for a second timeout.
+// run saves the cursor of the running save, and then the cursors of the saves that follow it. If the store returns an error, run ends the
+// subscription, because a restarted program would otherwise handle all events after the last saved cursor again.
+//
+// After a timeout, run does not call the store again. Otherwise the end of the subscription would have to wait for a second timeout.
 func (c *cursorSaver) run() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -165,9 +167,10 @@ func (c *cursorSaver) run() {
 // saveTimeout limits how long the store may take to save a cursor while the subscription is running.
 const saveTimeout = time.Minute
 
-// save saves a cursor in the store. late is true if the store took longer than saveTimeout or, after the subscription has ended,
-// longer than drainTime. save stores the cursor even if the subscription has ended, because the cursor's event was acknowledged. The
-// time is limited because [Subscription.Close] and the answers to webhooks wait until the cursor is saved.
+// save saves a cursor in the store. It does so even if the subscription has ended, because the cursor's event was acknowledged. The
+// result late is true if the store took longer than saveTimeout or, after the end of the subscription, longer than drainTime.
+//
+// The time is limited because [Subscription.Close] and the responses to webhooks wait until the cursor is saved.
 func (c *cursorSaver) save(cursor string) (late bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), saveTimeout)
 	defer cancel()

@@ -49,7 +49,7 @@
 // the same call may succeed later.
 package client
 
-// For maintainers, from the outside in:
+// This overview for maintainers lists the files from the outside in:
 //
 //	client.go     Connect, sessions, Call, the list of event types, one JSON-RPC request and its answer
 //	subscribe.go  Subscribe and its options, the choice of the mode
@@ -62,5 +62,5 @@ package client
 //	store.go      where cursors are kept
 //	publish.go    the publisher, which shares only the errors with the other files
 //
-// Single HTTP requests are sent by shared/protocol/httpcall. The folders below are commands of mcpevents that use this package:
-// listen prints events, run runs a command for each event, tools serves events as MCP tools, and check tests another server.
+// Single HTTP requests are sent by shared/protocol/httpcall. The folders below are commands of mcpevents that use this package: listen
+// prints events, run runs a command for each event, tools serves events as MCP tools, and check tests another server.

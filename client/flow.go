@@ -19,9 +19,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
-// flow passes a subscription's events to the program's function, in the same way for all modes, and saves the cursor. It
-// never saves a cursor past an event that was not acknowledged. For example, if events 1, 2 and 3 are handled concurrently
-// and 2 fails, the saved cursor stays after 1 until 2 succeeds, and then moves after 3.
+// flow passes a subscription's events to the program's function and saves the cursor, in the same way for all modes.
+//
+// It never saves a cursor past an event that was not acknowledged. For example, suppose that the function handles events 1, 2 and 3 at
+// the same time, and fails for event 2. The saved cursor stays after event 1 until event 2 succeeds, and then moves after event 3.
 type flow struct {
 	sub     SubscribeOptions
 	cursors *cursorSaver
@@ -48,26 +49,27 @@ type flow struct {
 	queue []*step // the steps from the oldest unacknowledged event to the newest event or position
 }
 
-// step is an event or, for example after a heartbeat, only a position. It stays in the queue until it and all earlier steps are done.
-// Then the saved cursor moves to it.
+// step is an element of a flow's queue: an event, or only a position in the event log, for example from a heartbeat. It stays in the
+// queue until it and all earlier steps are done. Then the saved cursor moves to it.
 type step struct {
 	cursor string
 	done   bool
 	event  bool
 }
 
-// maxAhead limits how many events are handled while an older event is not acknowledged, for example because the program's function
-// fails for it again and again. The saved cursor cannot pass the older event, so after a restart the program handles the later ones again.
+// maxAhead limits how many later events are handled while an older event is not acknowledged, for example because the program's function
+// keeps failing for it. The saved cursor cannot pass the older event, so after a restart the program would handle the later events again.
 const maxAhead = 1000
 
-// maxHandled is how many acknowledged events a subscription remembers, to recognize repetitions.
+// maxHandled is how many acknowledged events a subscription remembers, so that it recognizes them if they arrive again.
 const maxHandled = 10_000
 
-// maxName limits the text under which handleOnce remembers an event (its id, URI and time), in bytes. A longer text is replaced by its
-// hash, so that a server cannot fill the memory with long ids.
+// maxName limits the length, in bytes, of the text under which handleOnce remembers an event: its id, URI and time. A longer text is
+// replaced by its hash, so that a server cannot fill the memory with long ids.
 const maxName = 512
 
-// maxWebhooks limits how many webhooks are handled or wait at the same time. Further ones are refused with 503.
+// maxWebhooks limits how many webhooks are handled, or wait to be handled, at the same time. The handler refuses further webhooks with
+// 503.
 const maxWebhooks = 1000
 
 func newFlow(ctx context.Context, c *Client, s SubscribeOptions) (*flow, error) {
@@ -90,8 +92,8 @@ func newFlow(ctx context.Context, c *Client, s SubscribeOptions) (*flow, error) 
 	return f, nil
 }
 
-// storeKey returns the key of a subscription's cursor, for example order.shipped-1f0c…. It is the same for the same server, event type
-// and arguments. It contains a hash of the URL, because a URL may contain a secret.
+// storeKey returns the key under which a subscription's cursor is stored, for example order.shipped-1f0c…. It depends only on the server,
+// the event type and the arguments. It has a hash of the server's URL instead of the URL, which may contain a secret.
 func (c *Client) storeKey(s SubscribeOptions) string {
 	name := cmp.Or(s.Name, "uris")
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s", c.url, name, s.arguments))
@@ -104,8 +106,8 @@ func (c *Client) storeKey(s SubscribeOptions) string {
 	return fmt.Sprintf("%.100s-%s", clean, hex.EncodeToString(sum[:8]))
 }
 
-// handleOnce calls the program's function for an event, unless it has acknowledged the event already. It recognizes an event by id,
-// URI and time, because publishers choose the ids, and a subscription that covers many URIs may receive two events with the same id.
+// handleOnce calls the program's function for an event, unless the function has already acknowledged the event. It recognizes an event by
+// id, URI and time. The id is not enough: publishers choose the ids, so events of two URIs may have the same id.
 func (f *flow) handleOnce(e Event) error {
 	handle := func() error { return f.sub.Event(f.ctx, e) }
 	if e.ID == "" {
@@ -119,8 +121,8 @@ func (f *flow) handleOnce(e Event) error {
 	return f.doOnce(name, handle)
 }
 
-// doOnce calls the function do, unless an earlier call of doOnce with the same name has succeeded. Concurrent calls with the same
-// name run do only once, and all get its outcome.
+// doOnce calls the function do, unless an earlier call of doOnce with the same name has succeeded. If several calls with the same name
+// run at the same time, do runs only once, and all calls return its result.
 func (f *flow) doOnce(name string, do func() error) error {
 	_, err, _ := f.handling.Do(name, func() (any, error) {
 		if _, seen := f.handled.Get(name); seen {
@@ -135,7 +137,8 @@ func (f *flow) doOnce(name string, do func() error) error {
 	return err
 }
 
-// spawn runs a function in a goroutine for which finish waits. It returns false if the subscription has ended.
+// spawn runs a function in a goroutine that finish waits for. It returns false, and does not run the function, if the subscription has
+// ended.
 func (f *flow) spawn(do func()) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -146,7 +149,7 @@ func (f *flow) spawn(do func()) bool {
 	return true
 }
 
-// finish ends the subscription, and waits for its goroutines and the last save of the cursor.
+// finish ends the subscription. It waits for the subscription's goroutines, and until the last cursor is saved.
 func (f *flow) finish(cause error) {
 	f.fail(cause)
 	f.mu.Lock() // now a concurrent spawn either sees that ctx has ended or has added its goroutine
@@ -156,9 +159,10 @@ func (f *flow) finish(cause error) {
 	f.cursors.finish()
 }
 
-// startHandling starts a goroutine that handles an event of a stream or a poll, and that calls the program's function until it
-// acknowledges the event. startHandling blocks while as many events are being handled as [SubscribeOptions.Concurrency] allows, or
-// while maxAhead events wait for an older one.
+// startHandling starts a goroutine that handles an event of a stream or a poll. The goroutine calls the program's function until the
+// function acknowledges the event.
+//
+// startHandling blocks while [SubscribeOptions.Concurrency] events are being handled, or while maxAhead events wait for an older one.
 func (f *flow) startHandling(e Event) error {
 	select {
 	case f.capacity <- struct{}{}:
@@ -187,7 +191,8 @@ func (f *flow) startHandling(e Event) error {
 	return nil
 }
 
-// retry calls a function of the program until it succeeds or the subscription ends. attrs are for the log.
+// retry calls a function of the program until it succeeds or the subscription ends. The parameter attrs has attributes for log messages
+// about failures.
 func (f *flow) retry(do func() error, attrs ...any) error {
 	for failures := 0; f.ctx.Err() == nil; failures++ {
 		err := do()
@@ -200,8 +205,8 @@ func (f *flow) retry(do func() error, attrs ...any) error {
 	return f.ctx.Err()
 }
 
-// handleGap reports a gap to the program, and then advances to the gap's cursor, if it has one. The cursor is after the lost events. (A
-// webhook's gap message has a cursor before them; see [hook.resumeAt].)
+// handleGap reports lost events to the program. Then it advances to the gap's cursor, if there is one, which is a position after the lost
+// events. (The cursor in a webhook about lost events is before them; see [hook.resumeAt].)
 func (f *flow) handleGap(g Gap) error {
 	err := f.reportGap(g)
 	if err == nil {
@@ -218,8 +223,8 @@ func (f *flow) reportGap(g Gap) error {
 	return f.retry(func() error { return f.sub.Gap(f.ctx, g) })
 }
 
-// advance records a position without an event, for example the position in a heartbeat. The saved cursor moves to this position as
-// soon as all earlier events are acknowledged.
+// advance records a position that has no event, for example the position in a heartbeat. The saved cursor moves to this position when all
+// earlier events are acknowledged.
 func (f *flow) advance(cursor string) {
 	if cursor == "" {
 		return
@@ -227,8 +232,8 @@ func (f *flow) advance(cursor string) {
 	f.complete(f.enqueue(cursor, false))
 }
 
-// enqueue appends an event, or a position without one, to the queue. The saved cursor cannot pass this step until complete is
-// called with it.
+// enqueue appends a step to the queue: an event or, if the parameter event is false, only a position. The saved cursor cannot pass this
+// step until complete is called for it.
 func (f *flow) enqueue(cursor string, event bool) *step {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -237,8 +242,8 @@ func (f *flow) enqueue(cursor string, event bool) *step {
 	return s
 }
 
-// complete marks a step as done. It then removes the steps that are done from the front of the queue, and begins to save the cursor of the
-// last one. It returns that save, or nil if there is nothing to save.
+// complete marks a step as done. Then it removes the steps at the front of the queue that are done, and begins to save the cursor of the
+// last one that it removed. It returns this save, or nil if there is nothing to save.
 func (f *flow) complete(s *step) *saving {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -251,7 +256,7 @@ func (f *flow) complete(s *step) *saving {
 		f.makeRoom(f.queue[0])
 		f.queue = f.queue[1:]
 	}
-	// If the last two steps are done and the last one is only a position, merge them, so that heartbeats do not fill the queue.
+	// If the last two steps are done, and the last one is only a position, merge them. Otherwise heartbeats would fill the queue.
 	if n := len(f.queue); n > 1 && f.queue[n-1].done && f.queue[n-2].done && !f.queue[n-1].event {
 		if f.queue[n-1].cursor != "" {
 			f.queue[n-2].cursor = f.queue[n-1].cursor
@@ -261,22 +266,22 @@ func (f *flow) complete(s *step) *saving {
 	return f.cursors.start(cursor) // holding f.mu, so that the saves begin in the order of the queue
 }
 
-// makeRoom is called when the step s leaves the queue. If s has an event, makeRoom lets startHandling accept another event. Otherwise
-// it does nothing, because positions without an event do not count towards maxAhead.
+// makeRoom is called when the step s leaves the queue. If s has an event, makeRoom lets startHandling accept another event. Only events
+// count towards maxAhead, so for a position makeRoom does nothing.
 func (f *flow) makeRoom(s *step) {
 	if s.event {
 		<-f.capacity
 	}
 }
 
-// saveSafe saves a cursor from a webhook or from the answer to a refresh. It need not wait for the events in the queue, because the
-// server has delivered or given up all events before this cursor.
+// saveSafe saves a cursor from a webhook, or from the response to a refresh. It need not wait for the events in the queue. The server
+// sends such a cursor only after it has delivered, or given up, all events before it.
 func (f *flow) saveSafe(cursor string) { f.cursors.start(cursor).wait() }
 
 // grant holds the id that the server gave to a webhook subscription, and the newest secret.
 type grant struct{ id, secret string }
 
-// markAccepted records that the server has accepted the subscription or a refresh.
+// markAccepted records that the server has accepted the subscription, or the refresh of a subscription.
 func (f *flow) markAccepted(g grant) {
 	if mode := f.sub.Mode; mode == ModePush || mode == ModePoll && !f.started {
 		f.log.Info("following", "mode", mode)
@@ -288,7 +293,8 @@ func (f *flow) markAccepted(g grant) {
 	}
 }
 
-// asTerminated returns a [Terminated] if the server refuses a subscription that it had accepted before, and otherwise err.
+// asTerminated returns a [Terminated] if err says that the server refuses a subscription that it had accepted before. Otherwise it
+// returns err.
 func (f *flow) asTerminated(err error) error {
 	if errors.As(err, new(*Terminated)) {
 		return err

@@ -25,13 +25,13 @@ import (
 //	hooks := &client.Handler{URL: "https://app.example.com/hooks"}
 //	http.Handle("/hooks", hooks)
 //
-// It verifies each request with the Standard Webhooks library and the secrets of the subscription that X-MCP-Subscription-Id names.
-// If the id is unknown, it tries the secrets of the subscriptions whose events/subscribe is not answered yet. For example, a challenge
-// arrives while that request is open (SEP-3415, "Endpoint verification"), and a server that has lost a subscription gives it a new
-// id when the client refreshes it.
+// It verifies each request with the Standard Webhooks library and the secrets of the subscription that X-MCP-Subscription-Id names. If
+// the id is unknown, it tries the secrets of the subscriptions whose events/subscribe is not answered yet. There are two reasons for such
+// requests. A challenge arrives before that answer (SEP-3415, "Endpoint verification"). And a server that has lost a subscription gives
+// it a new id when the client refreshes it.
 //
-// A client cannot have two subscriptions with the same event type and arguments at one handler, because they are a single subscription
-// at the server. [Client.Subscribe] returns [ErrConflict] for the second one.
+// A client cannot have two subscriptions with the same event type and arguments at one handler, because they are a single subscription at
+// the server. [Client.Subscribe] returns [ErrConflict] for the second one.
 //
 // Its status codes are
 //
@@ -50,7 +50,7 @@ import (
 type Handler struct {
 	// URL is the handler's own URL, to which MCP servers send webhooks. Most servers require a public https URL.
 	URL string
-	// Log receives a warning for each refused request; nil discards them.
+	// Log receives a warning for each refused request. If it is nil, there are no warnings.
 	Log *slog.Logger
 
 	mu      sync.RWMutex
@@ -59,8 +59,8 @@ type Handler struct {
 	uris    []*hook            // hooks of SEP-1803, which are not in bound because their servers need not send an id
 }
 
-// Listen serves the handler at an address of this machine, for programs without an HTTP server of their own. If URL is empty, Listen
-// sets it to the URL of the address. The returned function stops the server and waits for running requests.
+// Listen serves the handler at an address of this machine, for programs without an HTTP server of their own. If URL is empty, Listen sets
+// it to the URL of that address. The returned function end stops the server, and waits for running requests.
 func (h *Handler) Listen(addr string) (end func(), err error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -86,9 +86,9 @@ func (h *Handler) Listen(addr string) (end func(), err error) {
 	}, nil
 }
 
-// closeUnused lets Shutdown of s close connections on which no request has arrived, because it would wait five seconds for them, and HTTP
-// clients often open connections before they need them. No request is lost, because net/http does not answer requests that arrive after
-// Shutdown has begun.
+// closeUnused makes the Shutdown of s close the connections on which no request has arrived. Shutdown would wait five seconds for each of
+// them, and HTTP clients often open connections before they need them. No request is lost, because net/http answers no request that
+// arrives after the beginning of Shutdown.
 func closeUnused(s *http.Server) {
 	var mu sync.Mutex
 	unused := map[net.Conn]struct{}{}
@@ -116,8 +116,8 @@ func (h *Handler) register(k *hook) {
 	h.uris = append(h.uris, k)
 }
 
-// add adds a subscription of MCP Events. It refuses a second subscription of a client to the same event type with the same
-// arguments, because the server treats both as a single subscription and each event would reach only one of them.
+// add adds a subscription of MCP Events to the handler. It returns an error for a second subscription of a client to the same event type
+// with the same arguments. The server would treat both as one subscription, and each event would reach only one of them.
 func (h *Handler) add(k *hook) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -131,8 +131,8 @@ func (h *Handler) add(k *hook) error {
 	return nil
 }
 
-// expect makes the handler try the secrets of a subscription for requests with an unknown subscription id, because webhooks may arrive
-// before the server's answer with the id.
+// expect prepares the handler for webhooks that arrive before the server has answered with the subscription's id. For requests with an
+// unknown id, the handler then tries the secrets of this subscription.
 func (h *Handler) expect(k *hook) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -169,10 +169,12 @@ func (h *Handler) removeLocked(k *hook) {
 	}
 }
 
-// candidates returns the subscriptions to which a request with the given subscription id may belong. known is false if the handler does
-// not know the id but may learn it soon, for example because an events/subscribe is not answered yet. If the secrets of all candidates
-// then fail, the sender should try again. Candidates whose registration (SEP-1803) is not answered come last, because verifying a
-// signature for them blocks until the answer arrives.
+// candidates returns the subscriptions to which a request with the given subscription id may belong. The result known is false if the
+// handler does not know the id, but may learn it soon, for example because an events/subscribe is not answered yet. If the secrets of all
+// candidates fail then, the sender should try again.
+//
+// Candidates whose registration (SEP-1803) is not answered come last, because the verification of a signature for them blocks until the
+// answer arrives.
 func (h *Handler) candidates(id string) (hooks []*hook, known bool) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -250,10 +252,12 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, rea
 	return hooks[at].receive(r, &m)
 }
 
-// message is the body of a webhook. It is a control envelope if it has a type and no eventId (SEP-3415, "Non-event webhook bodies"), and
-// otherwise an EventOccurrence. A publisher cannot imitate a control envelope, because everything that publishers write is inside the
-// member data. The client does not require that the webhook-id begins with the type, because the example server of Vercel's AI SDK leaves
-// the type out.
+// message is the body of a webhook: an EventOccurrence or a control envelope. It is a control envelope if it has a type and no eventId
+// (SEP-3415, "Non-event webhook bodies"). A publisher cannot imitate a control envelope, because everything that publishers write is
+// inside the member data.
+//
+// The client does not check whether the webhook-id of a control envelope begins with the type, because the example server of Vercel's AI
+// SDK leaves the type out.
 type message struct {
 	occurrence
 	Type      string `json:"type"`
@@ -284,8 +288,8 @@ func (k *hook) receive(r *http.Request, m *message) (status int, reason string) 
 	return k.answer(r, m.EventID, handle)
 }
 
-// answer runs do for a webhook and returns the response to send. If the sender gives up before do has returned, do continues, and when the
-// sender repeats the webhook, the repetition gets the outcome.
+// answer calls the function do for a webhook and returns the response to send. If the sender gives up before do has returned, do
+// continues. When the sender repeats the webhook, the repetition gets the result of the same call.
 func (k *hook) answer(r *http.Request, id string, do func() error) (status int, reason string) {
 	if k.webhooks.Add(1) > maxWebhooks {
 		k.webhooks.Add(-1)
@@ -332,10 +336,11 @@ func (k *hook) terminate(e *rpcError) {
 	}
 }
 
-// maxChallenge limits the body of a challenge that is echoed without a check of its signature, in bytes.
+// maxChallenge limits the size, in bytes, of a challenge that the handler echoes without checking its signature.
 const maxChallenge = 4 << 10
 
-// readWebhook reads the body of a webhook. It returns the HTTP status of a refusal, and otherwise 0.
+// readWebhook reads the body of a webhook. If it refuses the webhook, it returns an HTTP status and the reason. Otherwise the status is
+// 0.
 func readWebhook(w http.ResponseWriter, r *http.Request, limit int64) (body []byte, status int, reason string) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)

@@ -33,8 +33,8 @@ func (o *occurrence) event(via string) Event {
 	return Event{Via: via, ID: o.EventID, Name: o.Name, URI: o.uri(), Time: o.Timestamp, Cursor: o.Cursor, Received: time.Now(), Data: o.Data}
 }
 
-// uri returns the event's URI from _meta, where only servers of this project put it. For events of other servers, whose
-// _meta may be any JSON, it returns an empty string.
+// uri returns the event's URI from _meta, where only servers of this project put it. For events of other servers, it returns an empty
+// string. Their _meta may be any JSON value.
 func (o *occurrence) uri() string {
 	var meta map[string]json.RawMessage
 	var uri string
@@ -44,14 +44,14 @@ func (o *occurrence) uri() string {
 	return uri
 }
 
-// leastPoll and longestPoll limit the pause between two polls that the server asks for. SEP-3415 ("Response" of polls) requires at least
-// 1000 ms.
+// leastPoll and longestPoll limit the pause between two polls, whatever pause the server asks for. SEP-3415 ("Response" of polls)
+// requires at least 1000 ms.
 const (
 	leastPoll   = time.Second
 	longestPoll = time.Hour
 )
 
-// pollOnce polls once and returns how long to wait before the next poll.
+// pollOnce sends one events/poll, passes the events to f, and returns how long to wait before the next poll.
 func (c *Client) pollOnce(f *flow) (time.Duration, error) {
 	var page struct {
 		Events     []occurrence `json:"events"`
@@ -87,8 +87,8 @@ func (c *Client) pollOnce(f *flow) (time.Duration, error) {
 	}
 	progress := page.Cursor != f.cursor
 	f.cursor = page.Cursor
-	// A page of a filtered poll can be empty although matching events follow it. If hasMore is true but the cursor stays
-	// the same, the server is wrong, and polling again immediately would never end.
+	// If a poll has filters, a page can be empty although matching events follow it. But if hasMore is true and the cursor stays the
+	// same, the server has a fault. Polling again immediately would then never end.
 	if page.HasMore && progress {
 		return 0, nil
 	}
@@ -166,7 +166,7 @@ func (f *flow) handleMessage(data []byte) error {
 	return nil
 }
 
-// openCall sends a JSON-RPC request whose answer is a stream, in the revision without sessions.
+// openCall sends a JSON-RPC request, in the revision of MCP without sessions, and returns the stream that answers it.
 func (c *Client) openCall(ctx context.Context, method string, params map[string]any) (io.ReadCloser, error) {
 	request, err := c.request(method, params)
 	if err != nil {
@@ -175,7 +175,7 @@ func (c *Client) openCall(ctx context.Context, method string, params map[string]
 	return c.openStream(ctx, http.MethodPost, c.header("", method, params), request)
 }
 
-// openStream sends a request whose answer is a stream, and returns the answer as a [liveBody].
+// openStream sends an HTTP request and returns the stream that answers it, as a [liveBody].
 func (c *Client) openStream(ctx context.Context, method string, header http.Header, body []byte) (io.ReadCloser, error) {
 	live, cancel := context.WithCancelCause(ctx)
 	req, err := c.server.NewRequest(live, method, c.url, header, body)
@@ -205,15 +205,15 @@ func (c *Client) openStream(ctx context.Context, method string, header http.Head
 	return nil, httpcall.ReadRefusal(resp, b)
 }
 
-// deadAfter limits how long a stream may be silent. It is more than twice the interval between heartbeats (SEP-3415,
-// "Lifecycle": at least every 30 seconds; our server sends one every 15 seconds).
+// deadAfter limits how long a stream may be silent. It is more than twice the longest interval between heartbeats, which is 30 seconds
+// (SEP-3415, "Lifecycle"). Our server sends one every 15 seconds.
 const deadAfter = 65 * time.Second
 
 var errSilent = fault.New(fault.Unavailable, "the stream was silent for too long")
 
-// liveBody is the body of a stream. It fails with errSilent if the connection brings no byte for too long, because a
-// proxy can keep the connection open although the server behind it is gone. Any byte counts, for example a comment that
-// serves as a heartbeat. The time in which the caller handles an event does not count.
+// liveBody is the body of a stream. Reading fails with errSilent if no byte has arrived for too long, because a proxy can keep a
+// connection open although the server behind it is gone. Any byte counts, for example a comment that serves as a heartbeat. The time in
+// which the caller handles an event does not count.
 type liveBody struct {
 	io.ReadCloser
 	ctx    context.Context

@@ -16,34 +16,37 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
-// Publisher publishes events with POST /events, in batches. If a request is not answered, the publisher repeats it with the same event
-// ids, so that no event is published twice.
+// Publisher publishes events with POST /events, in batches. If the server does not answer a request, the publisher repeats it with the
+// same event ids, so that no event is published twice.
 type Publisher struct {
-	// URL is the server's URL, for example https://events.example.com, or the URL of /events.
+	// URL is the URL of the server, for example https://events.example.com, or of its path /events.
 	URL string
-	// Key is sent as Authorization: Bearer. An empty key sends no header.
+	// Key is the API key or access token, which the publisher sends as Authorization: Bearer. If it is empty, the publisher sends no such
+	// header.
 	Key string
 	// Agent is the name and version of the calling program, for example my-app/1.2. The server sees it.
 	Agent string
-	// HTTP sends the requests; nil is [http.DefaultClient].
+	// HTTP is the HTTP client that sends the requests. If it is nil, [http.DefaultClient] is used.
 	HTTP *http.Client
 
-	// URI becomes the URI of each event without one. If it is set, each JSON value that [Publisher.PublishFrom] reads is the data of an
-	// event. If it is empty, the values are whole events, for example {"uri": "event://orders/42/shipped", "data": {}}, CloudEvents, or
-	// arrays of these.
+	// URI is the URI of each event that has no URI of its own.
+	//
+	// It also says what [Publisher.PublishFrom] reads. If URI is set, each JSON value is the data of an event. If URI is empty, the
+	// values are whole events, for example {"uri": "event://orders/42/shipped", "data": {}}, or CloudEvents, or arrays of events.
 	URI string
-	// ID is the id of the event, if there is only one. If ID is empty, every event without an id gets a new one.
+	// ID is the id of the event, if only one event is published. If it is empty, the publisher gives an id to each event without one.
 	ID string
-	// Time becomes the time of each event without one. If it is zero, the server sets the time.
+	// Time is the time of each event that has no time of its own. If it is zero, the server sets the time.
 	Time time.Time
-	// Batch limits the events of a request; 0 is 100. The server accepts all events of a request or none.
+	// Batch is the maximum number of events in a request. 0 means 100. The server accepts either all events of a request or no event.
 	Batch int
-	// Tries is how many times a request is sent if the server does not answer it, or refuses it only for now; 0 means 5.
+	// Tries is how many times a request is sent if the server does not answer it, or refuses it only temporarily. 0 means 5.
 	Tries int
-	// Accepted, if not nil, is called with the events of each accepted request. If it returns an error, publishing stops.
+	// Accepted is called with the events of each request that the server has accepted. If it returns an error, publishing stops. It may
+	// be nil.
 	Accepted func([]Accepted) error
-	// Waiting, if not nil, is called with a message for the user if the server is slow or does not answer. Without it, [Publisher.Publish]
-	// says nothing for about five seconds if no server runs, and then returns the error.
+	// Waiting is called with a message for the user if the server is slow or does not answer. If it is nil and no server runs,
+	// [Publisher.Publish] says nothing for about five seconds and then returns the error.
 	Waiting func(string)
 }
 
@@ -54,17 +57,17 @@ type Accepted struct {
 }
 
 const (
-	// MaxBatch is the largest number of events that the server accepts in a request.
+	// MaxBatch is the maximum number of events that the server accepts in a request.
 	MaxBatch = 1000
 	// maxBatchBytes limits the size of a request. The server's limit is 5 MiB.
 	maxBatchBytes = 1 << 20
-	// patience is how long a request waits for an answer before [Publisher.Waiting] is called.
+	// patience is how long the publisher waits for the answer to a request before it calls [Publisher.Waiting].
 	patience = time.Second
-	// lull is how long PublishFrom waits for another value before it publishes.
+	// lull is how long PublishFrom waits for another value before it publishes the events that it has read.
 	lull = 100 * time.Millisecond
 )
 
-// item is an event in the form of POST /events.
+// item is an event in the JSON form that POST /events accepts.
 type item map[string]json.RawMessage
 
 func (it item) size() int {
@@ -75,8 +78,8 @@ func (it item) size() int {
 	return size
 }
 
-// Publish publishes events and returns the accepted events, even if a later request fails. It uses the URI, ID, Time and Data of each
-// event. An event without a URI gets the publisher's URI.
+// Publish publishes events. It returns the events that the server has accepted, even if a later request fails. It uses the URI, ID, Time
+// and Data of each event. An event without a URI gets the publisher's URI.
 func (p Publisher) Publish(ctx context.Context, events ...Event) ([]Accepted, error) {
 	var accepted []Accepted
 	passOn := p.Accepted
@@ -115,8 +118,9 @@ func (p Publisher) Publish(ctx context.Context, events ...Event) ([]Accepted, er
 	return accepted, err
 }
 
-// PublishFrom reads JSON values from r until its end and publishes them. It does not wait for a full batch if r pauses, so r may be
-// the output of a running program. If PublishFrom fails, the events that it has passed to [Publisher.Accepted] stay published.
+// PublishFrom reads JSON values from r until its end, and publishes them. When r pauses, PublishFrom publishes what it has read without
+// waiting for a full batch. So r may be the output of a running program. If PublishFrom fails, the events that it has passed to
+// [Publisher.Accepted] stay published.
 func (p Publisher) PublishFrom(ctx context.Context, r io.Reader) error {
 	b, err := p.newBatch()
 	if err != nil {
@@ -178,7 +182,7 @@ func (p Publisher) newBatch() (*batch, error) {
 	return &batch{Publisher: p, url: url}, err
 }
 
-// add adds events, and sends the batch whenever it is full.
+// add adds events to the batch, and sends the batch whenever it is full.
 func (b *batch) add(ctx context.Context, items []item) error {
 	for _, it := range items {
 		size := it.size()
@@ -228,8 +232,8 @@ type decoded struct {
 	err   error
 }
 
-// decodeValues returns a channel with the JSON values in r. The last element has an error, which is [io.EOF] at the end of r. The
-// goroutine that fills the channel ends after that element. If ctx ends, it ends earlier, but not during a read from r.
+// decodeValues returns a channel with the JSON values in r. The last element of the channel has an error, which is [io.EOF] at the end of
+// r. The goroutine that fills the channel ends after that element. If ctx ends, the goroutine ends, too, but not while it waits for r.
 func decodeValues(ctx context.Context, r io.Reader) <-chan decoded {
 	values := make(chan decoded)
 	go func() {
@@ -249,8 +253,8 @@ func decodeValues(ctx context.Context, r io.Reader) <-chan decoded {
 	return values
 }
 
-// parseItems returns the events in a JSON value. The parameter n is the number of this value in the input, counted from 1, for error
-// messages.
+// parseItems returns the events in a JSON value. The parameter n is for error messages: it is the number of the value in the input,
+// counted from 1.
 func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 	var items []item
 	if p.URI != "" {
@@ -266,8 +270,8 @@ func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 	return items, p.complete(items, n)
 }
 
-// complete adds ids to the events without an id, and times to the events without a time. The parameter n is the number of the JSON
-// value that contained the events, for error messages.
+// complete adds ids to events without an id, and times to events without a time. The parameter n is for error messages: it is the number
+// of the JSON value that contained the events.
 func (p Publisher) complete(items []item, n int) error {
 	if p.ID != "" && (n > 1 || len(items) > 1) {
 		return fault.New(fault.Invalid, "the id %.100q is for one event, and there are several: leave it out, and each event gets a new one", p.ID)
@@ -289,7 +293,7 @@ func (p Publisher) complete(items []item, n int) error {
 	return nil
 }
 
-// isAbsent reports whether a member is missing or null, which mean the same to the server.
+// isAbsent reports whether a member is missing or null. Both mean the same to the server.
 func isAbsent(value json.RawMessage) bool { return value == nil || string(value) == "null" }
 
 func quote(s string) json.RawMessage {
@@ -297,8 +301,8 @@ func quote(s string) json.RawMessage {
 	return b
 }
 
-// send sends a request until the server accepts it or refuses it permanently. If the server does not answer, or refuses the request
-// only for now, for example with status 503, send tries again. It gives up after [Publisher.Tries] requests, or when ctx ends.
+// send sends a request until the server accepts it or refuses it permanently. It tries again if the server does not answer, or refuses
+// the request only temporarily, for example with status 503. It gives up after [Publisher.Tries] requests, or when ctx ends.
 func (p Publisher) send(ctx context.Context, url string, body []byte) ([]Accepted, error) {
 	var last error
 	for try := 0; ; try++ {
@@ -315,7 +319,7 @@ func (p Publisher) send(ctx context.Context, url string, body []byte) ([]Accepte
 	}
 }
 
-// withReason returns the error of ctx, which has ended, and adds why the last request failed.
+// withReason returns the error of ctx, which has ended, together with the reason why the last request failed.
 func withReason(ctx context.Context, reason error) error {
 	return fmt.Errorf("%w: %v", ctx.Err(), reason)
 }
@@ -326,7 +330,7 @@ func (p Publisher) tellUser(format string, args ...any) {
 	}
 }
 
-// sendOnce sends a request once, and calls [Publisher.Waiting] if the answer takes longer than patience.
+// sendOnce sends a request once. It calls [Publisher.Waiting] if the answer takes longer than patience.
 func (p Publisher) sendOnce(ctx context.Context, url string, body []byte) ([]Accepted, *http.Response, error) {
 	done, waiting := make(chan struct{}), sync.WaitGroup{}
 	waiting.Go(func() {

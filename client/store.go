@@ -14,22 +14,23 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Store keeps the cursors of subscriptions, so that a restarted program continues after the last acknowledged event. The key of a
-// cursor depends on the server, the event type and the arguments. It is a short text of letters, digits and the characters .-_,
-// for example order.shipped-1f0c2a9be3d41c77. Two subscriptions with the same key would move each other's cursor. So use different
-// stores for callers with different rights at the same server, and for subscriptions that handle the same events in different
-// ways. Implementations must be safe for concurrent use.
+// Store saves the cursors of subscriptions, so that a restarted program continues after the last acknowledged event. Implementations must
+// be safe for concurrent use.
+//
+// The key of a cursor depends on the server, the event type and the arguments. It is a short text of letters, digits and the characters
+// .-_, for example order.shipped-1f0c2a9be3d41c77. Two subscriptions with the same key would overwrite each other's cursor. So use
+// different stores for callers with different rights at the same server, and for subscriptions that handle the same events in different
+// ways.
 type Store interface {
-	// Load returns the cursor that was saved last, or an empty string if none was saved.
+	// Load returns the cursor that was saved last for the key, or an empty string if there is no saved cursor.
 	Load(ctx context.Context, key string) (cursor string, err error)
-	// Save saves a cursor. When it returns, the cursor must survive a crash of the program. It must return when ctx ends,
-	// because the subscription waits for it. ctx ends after a minute or, once the subscription is closed, after five
-	// seconds.
+	// Save saves a cursor. When Save returns, the cursor must survive a crash of the program. Save must return when ctx ends, because the
+	// subscription waits for it. The time limit of ctx is a minute or, once the subscription is closed, five seconds.
 	Save(ctx context.Context, key, cursor string) error
 }
 
-// Dir is a [Store] that keeps each cursor in a file of its own in this directory, which it creates. It replaces and syncs the file as
-// a whole, so that a crash leaves either the old cursor or the new one.
+// Dir is the name of a directory, and a [Store] that keeps each cursor in a file there. It creates the directory if necessary. It
+// replaces a file as a whole and syncs it to disk, so that after a crash the file has either the old cursor or the new one.
 type Dir string
 
 // Load implements [Store].
@@ -45,15 +46,15 @@ func (d Dir) Save(ctx context.Context, key, cursor string) error {
 
 func (d Dir) file(key string) File { return File(filepath.Join(string(d), key+".cursor")) }
 
-// File is a [Store] that keeps the cursor of a single subscription in this file, together with the key of the subscription. Load and Save
-// return [ErrConflict] for any other key, because two subscriptions with one cursor would move it past each other's events. An empty key
-// matches every subscription. Like [Dir], File replaces the file as a whole.
+// File is the name of a file, and a [Store] that keeps the cursor of a single subscription in it, together with the subscription's key.
+// Load and Save return [ErrConflict] for any other key, because two subscriptions with one cursor would skip each other's events. An
+// empty key matches every subscription. Like [Dir], File replaces the file as a whole.
 type File string
 
-// maxCursor limits the cursor in a file, in bytes.
+// maxCursor limits the size, in bytes, of the cursor in a file.
 const maxCursor = 64 << 10
 
-// fileVersion is the version of the format of a [File]. Before version 1 the file contained only the cursor.
+// fileVersion is the version of the format of a [File]. Before version 1, a file contained only the cursor.
 const fileVersion = 1
 
 type savedCursor struct {
@@ -83,7 +84,8 @@ func (f File) Save(_ context.Context, key, cursor string) error {
 	return fault.Wrap(fault.Unavailable, durable.WriteFile(string(f), content), "save the cursor")
 }
 
-// read returns the content of the file, or the zero value if there is no file. It fails if the file belongs to another subscription.
+// read returns the content of the file, or the zero value if the file does not exist. It returns an error if the file belongs to another
+// subscription.
 func (f File) read(key string) (saved savedCursor, err error) {
 	file, err := os.Open(string(f))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -116,7 +118,7 @@ func (f File) read(key string) (saved savedCursor, err error) {
 	return saved, nil
 }
 
-// memory is the default [Store]. It keeps the cursors in memory, as long as the client exists.
+// memory is the default [Store]. It keeps the cursors in memory for the lifetime of the client.
 type memory struct{ cursors sync.Map }
 
 func (m *memory) Load(_ context.Context, key string) (string, error) {

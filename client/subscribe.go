@@ -13,105 +13,114 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
-// The modes of delivery (SEP-3415, "Delivery Modes").
+// These are the modes in which events arrive (SEP-3415, "Delivery Modes").
 const (
 	ModeWebhook = "webhook"
 	ModePush    = "push"
 	ModePoll    = "poll"
 )
 
-// SubscribeOptions select the events to receive and the function that handles them. Event is required, and either Name or URIs.
+// SubscribeOptions select the events to receive, and the function that handles them. The field Event is required, and one of Name and
+// URIs.
 type SubscribeOptions struct {
 	// Name is the name of an event type.
 	Name string
-	// Arguments bind variables of the event type and filter its events, for example map[string]string{"carrier": "DHL"}. Any value
-	// that encodes as a JSON object is allowed.
+	// Arguments set variables of the event type, and filter its events, for example map[string]string{"carrier": "DHL"}. Any value that
+	// encodes as a JSON object is allowed.
 	Arguments any
 	// URIs select events by their URI instead of their event type. For example, event://orders/42/shipped selects the events of one
 	// URI, and event://orders the events of all URIs below it. The events arrive as webhooks of SEP-1803 ([ModeWebhook]) or in a
 	// stream of resource updates ([ModePush]). [ModePoll] is not available.
 	URIs []string
-	// Mode is [ModeWebhook], [ModePush] or [ModePoll]. If it is empty, Subscribe chooses the first of these that both the server
+	// Mode is [ModeWebhook], [ModePush] or [ModePoll]. If it is empty, Subscribe chooses the first of these modes that both the server
 	// and this client support.
 	Mode string
-	// Cursor is where to begin if the store has no cursor. If it is empty, the subscription begins now.
+	// Cursor is the position at which to begin if the store has no cursor. If it is empty, the subscription begins with the next event.
 	Cursor string
-	// Store keeps the cursor of this subscription; nil is the store of [Options].
+	// Store saves the cursor of this subscription. If it is nil, the store of [Options] is used.
 	Store Store
-	// Concurrency is how many events are handled at the same time. 0 means one, which keeps their order.
+	// Concurrency is how many events are handled at the same time. 0 means one, so that events are handled in their order.
 	Concurrency int
 
-	// TTL is the requested lifetime of a webhook subscription; 0 leaves it to the server. The client refreshes the subscription in
-	// time. TTL, Rotate and Unsubscribe apply to webhooks of event types.
+	// TTL is the requested lifetime of a webhook subscription. If it is 0, the server chooses the lifetime. The client refreshes the
+	// subscription before it ends. TTL, Rotate and Unsubscribe apply only to webhooks of event types.
 	TTL time.Duration
-	// Rotate is the age at which a refresh replaces the webhook's secret; 0 is a day.
+	// Rotate is the age of the webhook's secret at which a refresh replaces it. 0 means a day.
 	Rotate time.Duration
-	// Unsubscribe also ends the subscription at the server when it ends here. Otherwise the server keeps it until its lifetime
-	// ends, and retries new events for some minutes, so that a restarted program receives them. Do not set it if two versions of
-	// the program overlap during a deployment, because they share the subscription. Webhooks for URIs always end at the server.
+	// Unsubscribe ends the subscription at the server, too, when it ends here. Otherwise the server keeps the subscription until its
+	// lifetime is over, and repeats new events for some minutes, so that a restarted program receives them.
+	//
+	// Do not set Unsubscribe if two versions of the program overlap during a deployment, because both use the same subscription. Webhooks
+	// for URIs always end at the server.
 	Unsubscribe bool
-	// Endpoint receives the webhooks of this subscription outside of this program, for example in a function that runs only while a
-	// webhook arrives. It replaces [Options.Webhooks]. Subscribe then only creates and refreshes the subscription: the endpoint verifies
-	// webhooks, answers challenges, and saves cursors in the subscription's Store, and Event is never called.
+	// Endpoint is a webhook endpoint outside of this program, for example a function that runs only while a webhook arrives. It replaces
+	// [Options.Webhooks]. Subscribe then only creates and refreshes the subscription. The endpoint verifies webhooks, answers challenges,
+	// and saves cursors in the subscription's Store. The function Event is never called.
 	Endpoint *Endpoint
 
-	// Event handles an event and acknowledges it by returning nil. After an error the client calls it again, with growing pauses. To skip an
-	// event that cannot be handled, return nil. The context ends with the subscription.
+	// Event handles an event. It acknowledges the event by returning nil. After an error, the client calls it again, with growing pauses.
+	// To skip an event that cannot be handled, return nil. The context ends with the subscription.
 	//
-	// The sender of a webhook waits about ten seconds and then sends the event again. Event may take longer. The client does not call it for
-	// the repetition, but answers the repetition with the outcome of the first call.
+	// Event may take longer than the ten seconds after which the sender of a webhook repeats the event. The client does not call Event
+	// for the repetition. It answers the repetition with the result of the first call.
 	Event func(context.Context, Event) error
-	// Gap is called when events were lost; nil only logs the loss. The cursor moves past the gap when Gap returns nil.
+	// Gap is called when events were lost. When it returns nil, the cursor moves past the lost events. If Gap is nil, the loss is only
+	// logged.
 	Gap func(context.Context, Gap) error
 
 	arguments json.RawMessage
 }
 
-// Endpoint is a webhook endpoint outside of this program. Subscriptions with the same endpoint at the same server are one subscription,
-// so a program that takes over from another one continues its subscription.
+// Endpoint is a webhook endpoint outside of this program. Subscriptions with the same endpoint at the same server are one subscription.
+// So a program can continue the subscription of another program.
 type Endpoint struct {
-	// URL is where the server sends webhooks.
+	// URL is the URL to which the server sends webhooks.
 	URL string
-	// Secret returns the secret for a registration or a refresh that is about to be sent. The endpoint must already accept it. A new
-	// secret replaces the previous one, which the endpoint must accept for some time.
+	// Secret returns the secret for the next registration or refresh. The endpoint must accept webhooks with this secret before Secret
+	// returns. If it is a new secret, the endpoint must accept the previous one for some more time, too.
 	Secret func(context.Context) (string, error)
-	// Accepted is called after each registration or refresh, with the server's id and the end of the subscription's lifetime. The end is
-	// zero if the lifetime is unlimited. Accepted may be nil.
+	// Accepted is called after the server has accepted a registration or a refresh. It gets the server's id of the subscription and the
+	// end of the subscription's lifetime, which is zero if the lifetime is unlimited. Accepted may be nil.
 	Accepted func(ctx context.Context, id string, until time.Time) error
-	// Resume makes the server send the events after the saved cursor again, even if it still has the subscription. Without
-	// Resume, a server that still has the subscription ignores the saved cursor and sends only events that it has not delivered
-	// yet.
+	// Resume makes the server send all events after the saved cursor. Without Resume, a server that still has the subscription ignores
+	// the cursor, and sends only events that it has not delivered yet.
 	Resume bool
 }
 
 // Event is a received event. It has the same form in all modes.
 type Event struct {
-	// Via says how the event arrived: "webhook" (SEP-1803), "events" (a webhook of MCP Events), "poll" (events/poll), "push" (the
-	// stream of events/stream), or "stream" (a stream of resource updates, for subscriptions by URI).
+	// Via says how the event arrived:
+	//
+	//   - "webhook": a webhook of SEP-1803
+	//   - "events": a webhook of MCP Events
+	//   - "poll": a response to events/poll
+	//   - "push": the stream of events/stream
+	//   - "stream": a stream of resource updates, for subscriptions by URI
 	Via string `json:"via"`
-	// ID and URI together identify the event, also when it arrives again or in another mode. Use both as the key to make effects
+	// ID and URI together identify the event, even if it arrives again or in another mode. Use both as the key to make effects
 	// idempotent, because publishers may choose the same id for events of two URIs.
 	ID           string `json:"id,omitempty"`
 	Name         string `json:"name,omitempty"`
 	URI          string `json:"uri,omitempty"`
 	Time         string `json:"time,omitempty"`
 	Subscription string `json:"subscription,omitempty"`
-	// Verified is true for a webhook with a valid signature, and false if the server sends unsigned webhooks. It is nil in other
-	// modes.
+	// Verified is true for a webhook with a valid signature, and false if the server sends unsigned webhooks. It is nil for events that
+	// arrive in another mode.
 	Verified *bool           `json:"verified,omitempty"`
 	Received time.Time       `json:"received"`
 	Cursor   string          `json:"cursor,omitempty"`
 	Data     json.RawMessage `json:"data"`
 }
 
-// Gap reports lost events: the server no longer had the events after a cursor, it gave up their delivery, or the stream of a server without
-// cursors was interrupted. The client cannot find out which events were lost. Read the current state in another way, for example with a
-// tool (SEP-3415, "Cursor Lifecycle"). A webhook subscription continues at Cursor, so a server that only gave up the deliveries of events
-// sends these events again.
+// Gap reports that events were lost. The server no longer had the events after a cursor, or it gave up their delivery, or the stream of a
+// server without cursors was interrupted. The client cannot find out which events were lost. Read the current state in another way, for
+// example with a tool (SEP-3415, "Cursor Lifecycle").
+//
+// A webhook subscription continues at Cursor. If the server had only given up the deliveries, it sends these events again.
 type Gap struct {
-	// Name is the event type. It is empty if the subscription is for URIs.
+	// Name is the name of the event type. It is empty if the subscription is for URIs.
 	Name string
-	// Cursor is where the subscription continues.
+	// Cursor is the position at which the subscription continues.
 	Cursor string
 }
 
@@ -124,7 +133,7 @@ type Subscription struct {
 	err    error
 }
 
-// Mode returns the mode of the subscription.
+// Mode returns the mode in which events arrive, for example [ModeWebhook].
 func (s *Subscription) Mode() string { return s.flow.sub.Mode }
 
 // ID returns the server's id of a webhook subscription. It is empty in other modes.
@@ -133,11 +142,11 @@ func (s *Subscription) ID() string { return s.flow.granted.Load().id }
 // Secret returns the newest secret with which the server signs webhooks. It is empty for unsigned webhooks and in other modes.
 func (s *Subscription) Secret() string { return s.flow.granted.Load().secret }
 
-// Done returns a channel that is closed when the subscription has ended and all calls of the function for events have returned.
+// Done returns a channel that is closed when the subscription has ended and all calls of [SubscribeOptions.Event] have returned.
 func (s *Subscription) Done() <-chan struct{} { return s.done }
 
-// Err returns why the subscription has ended. It returns nil while the subscription is running, after Close, and if the context
-// ended. Otherwise it returns a [Terminated], the error of the [Store], or a refusal of the server that a retry cannot change.
+// Err returns the reason why the subscription has ended: a [Terminated], the error of the [Store], or a permanent refusal by the server.
+// It returns nil while the subscription runs, after Close, and if the context has ended.
 func (s *Subscription) Err() error {
 	select {
 	case <-s.done:
@@ -147,19 +156,19 @@ func (s *Subscription) Err() error {
 	}
 }
 
-// Close ends the subscription, waits for the function for events, and returns [Subscription.Err]. A function for events
-// must not call Close, because Close would wait for it; it can cancel the context of [Client.Subscribe] instead.
+// Close ends the subscription, waits until [SubscribeOptions.Event] has returned, and returns [Subscription.Err]. The function Event must
+// not call Close, because Close would wait for it forever. It can cancel the context of [Client.Subscribe] instead.
 func (s *Subscription) Close() error {
 	s.cancel()
 	<-s.done
 	return s.err
 }
 
-// Subscribe starts a subscription and returns when the server has accepted it. If the server does not answer, Subscribe tries again
+// Subscribe starts a subscription, and returns when the server has accepted it. If the server does not answer, Subscribe tries again
 // until ctx ends. Events may arrive before Subscribe returns. The subscription ends when ctx ends.
 //
-// The subscription survives interruptions and restarts of the server. It handles each event at least once and recognizes
-// repetitions of its last ten thousand events.
+// The subscription survives interruptions and restarts of the server. It handles each event at least once, and recognizes its last ten
+// thousand events if they arrive again.
 func (c *Client) Subscribe(ctx context.Context, o SubscribeOptions) (*Subscription, error) {
 	if err := c.completeOptions(ctx, &o); err != nil {
 		return nil, err
@@ -249,8 +258,8 @@ func (c *Client) completeOptions(ctx context.Context, o *SubscribeOptions) (err 
 	return err
 }
 
-// chooseMode chooses a mode for an event type. It prefers a webhook, because a webhook needs a connection only when there is an
-// event, and then a stream, because its events arrive immediately. Polls are last.
+// chooseMode chooses the mode for an event type. Its first choice is a webhook, which needs a connection only while an event arrives. The
+// second choice is a stream, because its events arrive immediately. Polls are the last choice.
 func (c *Client) chooseMode(ctx context.Context, name string) (string, error) {
 	types, err := c.EventTypes(ctx)
 	if err != nil {
@@ -280,7 +289,7 @@ func (c *Client) checkMode(mode string) error {
 	return fault.New(fault.Invalid, "%q is not a mode (allowed: webhook, push, poll)", mode)
 }
 
-// encodeCanonical encodes arguments with sorted members, so that equal arguments have equal texts.
+// encodeCanonical encodes arguments as JSON with sorted members, so that equal arguments have equal texts.
 func encodeCanonical(arguments any) (json.RawMessage, error) {
 	b, err := json.Marshal(arguments)
 	if err != nil {
@@ -295,7 +304,7 @@ func encodeCanonical(arguments any) (json.RawMessage, error) {
 	return json.Marshal(object)
 }
 
-// repeat calls attempt until the subscription ends. An attempt returns how long to wait before the next one.
+// repeat calls the function attempt until the subscription ends. The function returns how long to wait before the next call.
 func (f *flow) repeat(attempt func() (time.Duration, error)) error {
 	for failures := 0; ; {
 		f.open = false
@@ -321,8 +330,8 @@ func (f *flow) repeat(attempt func() (time.Duration, error)) error {
 	}
 }
 
-// isTransient reports whether the client must try again after an error. An error page of a proxy is transient if the server has accepted
-// the subscription before, because the server is probably restarting. Otherwise the URL is probably wrong.
+// isTransient reports whether the client should try again after an error. The error page of a proxy is transient only if the server has
+// accepted the subscription before: the server is probably restarting then. Otherwise the URL is probably wrong.
 func (f *flow) isTransient(err error) bool {
 	return Retryable(err) || f.started && httpcall.FromProxy(err)
 }

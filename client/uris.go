@@ -38,7 +38,7 @@ func (c *Client) completeURIOptions(o *SubscribeOptions) (err error) {
 	return fault.Wrap(fault.Invalid, err, "encode the URIs")
 }
 
-// receiveRegistered registers a webhook of SEP-1803 and deregisters it at the end.
+// receiveRegistered registers a webhook subscription of SEP-1803, receives events until the subscription ends, and then deregisters it.
 func (c *Client) receiveRegistered(f *flow) error {
 	k := &hook{flow: f, url: c.options.Webhooks.URL, ended: make(chan error, 1), registered: make(chan struct{})}
 	c.options.Webhooks.register(k)
@@ -53,7 +53,7 @@ func (c *Client) receiveRegistered(f *flow) error {
 			} `json:"webhookSecret"`
 		} `json:"subscription"`
 	}
-	// All tries have the same idempotency key, so that a try finds an earlier registration whose answer was lost.
+	// All tries have the same idempotency key. So if the answer to a try was lost, the next try gets the same registration.
 	params := map[string]any{"uris": f.sub.URIs, "targetUri": k.url, "_meta": map[string]any{spec.MetaIdempotency: rand.Text()}}
 	if err := c.retry(f.ctx, func() error {
 		_, err := c.call(f.ctx, spec.MethodRegister, params, &result)
@@ -91,7 +91,7 @@ func (c *Client) deregister(f *flow, uri string) {
 	f.log.Info("subscription ended", "subscription", uri)
 }
 
-// decodeRegistered decodes a webhook of SEP-1803. If the body is not JSON, the event's data is the body as a string.
+// decodeRegistered decodes a webhook of SEP-1803. If the body is not JSON, the event's data is a string with the body.
 func (k *hook) decodeRegistered(h http.Header, body []byte, verified bool) Event {
 	e := Event{
 		Via: "webhook", ID: h.Get(webhook.HeaderID), Subscription: h.Get(webhook.HeaderSubscription), Verified: &verified, Received: time.Now(),
@@ -111,8 +111,8 @@ func (k *hook) decodeRegistered(h http.Header, body []byte, verified bool) Event
 	return e
 }
 
-// listener reads the events of URIs from streams of resource updates. In revisions with sessions, each listener has its own session,
-// because a session has only one stream.
+// listener reads the events of URIs from streams of resource updates. If the revision of MCP has sessions, each listener has a session of
+// its own, because a session can have only one stream.
 type listener struct {
 	*flow
 	client  *Client
@@ -133,7 +133,7 @@ func (c *Client) receiveUpdates(f *flow) error {
 	return f.repeat(l.streamOnce)
 }
 
-// streamOnce reads a stream of resource updates until it ends. It returns how long to wait before the next one.
+// streamOnce reads a stream of resource updates until the stream ends. It returns how long to wait before opening the next stream.
 func (l *listener) streamOnce() (time.Duration, error) {
 	if err := l.subscribeInSession(); err != nil {
 		return l.serverPause(), err
@@ -170,11 +170,11 @@ func (l *listener) streamOnce() (time.Duration, error) {
 	}
 }
 
-// serverPause returns how long the server asked to wait before the next stream, up to five minutes.
+// serverPause returns how long the server asked the client to wait before the next stream. The maximum is five minutes.
 func (l *listener) serverPause() time.Duration { return min(l.retry, 10*httpcall.MaxPause) }
 
-// markOpen records that the server has opened the stream, and reports a gap if earlier events may be missing. cursor is the
-// position of the stream, or empty if the server sends no cursor. truncated is true if the server itself reports the gap.
+// markOpen records that the server has opened the stream, and reports a gap if earlier events may be missing. The parameter cursor is the
+// position of the stream, or empty if the server sends no cursors. The parameter truncated is true if the server itself reports the gap.
 func (l *listener) markOpen(cursor string, truncated bool) error {
 	missed := truncated || l.mayMissEvents()
 	l.open = true
@@ -196,7 +196,7 @@ func (l *listener) mayMissEvents() bool {
 	return l.last == "" && (l.started || l.cursor != "")
 }
 
-// subscribeInSession subscribes the session to the URIs, if the revision has sessions. It first starts a session if necessary.
+// subscribeInSession subscribes the session to the URIs, if the revision of MCP has sessions. It starts a session first if necessary.
 func (l *listener) subscribeInSession() error {
 	c := l.client
 	if open := c.session.Load(); c.isStateless() || open != nil && l.session == open {
@@ -245,8 +245,8 @@ func (l *listener) handleMessage(data []byte) error {
 		l.log.Warn("invalid stream message", "error", "it is not JSON")
 		return nil
 	}
-	// Read members by their exact names, because encoding/json would also accept "URI" or "_Meta", which a server behind a gateway
-	// may send for other purposes.
+	// Read members by their exact names. encoding/json would also accept "URI" or "_Meta", which a server behind a gateway may use for
+	// other purposes.
 	params := jsonrpc.Member(data, "params")
 	metadata := jsonrpc.Member(params, "_meta")
 	method, _ := jsonrpc.String(jsonrpc.Member(data, "method"))

@@ -32,22 +32,22 @@ type hook struct {
 	secrets []string // the newest first
 }
 
-// maxSecrets is how many secrets are valid at the same time: the current one, the previous one, which a server may still use, and a new one
-// whose refresh was not answered.
+// maxSecrets is how many secrets of a subscription are valid at the same time: the current one, the previous one, which a server may
+// still use, and a new one for which the server has not answered the refresh.
 const maxSecrets = 3
 
-// defaultRotate is the age of a secret at which a refresh replaces it.
+// defaultRotate is the default age of a secret at which a refresh replaces it.
 const defaultRotate = 24 * time.Hour
 
-// awaitSecret is how long an incoming webhook waits for the answer to the request that registered it. The webhook can arrive
-// before that answer, and if it were refused, the sender would try again only seconds later.
+// awaitSecret is how long an incoming webhook waits for the answer to the request that registered it, because the webhook can arrive
+// before that answer. If it were refused, the sender would try again only seconds later.
 const awaitSecret = 10 * time.Second
 
-// errNotRegistered is the error for a webhook whose registration was not answered within awaitSecret. It is also the error for an
-// unsigned webhook if the answer to the registration shows that the webhook belongs to another subscription.
+// errNotRegistered is the error for a webhook that arrived before the answer to its registration, if that answer did not come within
+// awaitSecret. It is also the error for an unsigned webhook, if the answer shows that the webhook belongs to another subscription.
 var errNotRegistered = fault.New(fault.Unavailable, "not registered yet")
 
-// verify returns nil for a valid signature, or if the server sends unsigned webhooks.
+// verify returns nil if the signature of a webhook is valid, or if the server sends unsigned webhooks.
 func (k *hook) verify(r *http.Request, body []byte) error {
 	if k.registered == nil {
 		return webhook.Verify(r.Header, body, k.validSecrets()...)
@@ -70,9 +70,9 @@ func (k *hook) verify(r *http.Request, body []byte) error {
 	return nil
 }
 
-// registeredID returns the id in the URI of a SEP-1803 subscription, for example sub_1f0c… in subscription://sub_1f0c…. The
-// server's webhooks contain this id in a header. registeredID returns an empty string before the server has answered, and for a
-// URI of any other form, from which the id cannot be read.
+// registeredID returns the id in the URI of a SEP-1803 subscription, for example sub_1f0c… in subscription://sub_1f0c…. The server's
+// webhooks have this id in a header. registeredID returns an empty string before the server has answered, and for a URI of any other
+// form.
 func (k *hook) registeredID() string {
 	if id, ok := strings.CutPrefix(k.granted.Load().id, "subscription://"); ok {
 		return id
@@ -80,9 +80,9 @@ func (k *hook) registeredID() string {
 	return ""
 }
 
-// isUnsigned reports whether there is no secret, because the server sends unsigned webhooks or has not sent the secret yet. The
-// handler then echoes a challenge without checking its signature. That is safe, because an echo only tells the server that
-// webhooks may arrive here.
+// isUnsigned reports whether the subscription has no secret, because the server sends unsigned webhooks or has not sent the secret yet.
+// The handler then echoes a challenge without checking its signature. That is safe, because an echo only tells the server that webhooks
+// may arrive here.
 func (k *hook) isUnsigned() bool { return k.registered != nil && len(k.validSecrets()) == 0 }
 
 // setSecret stores the secret that the server returned for the webhook subscription. An empty key means that the server sends unsigned
@@ -96,7 +96,7 @@ func (k *hook) setSecret(key string) {
 	close(k.registered)
 }
 
-// addSecret creates the next secret. Older ones stay valid, up to [maxSecrets].
+// addSecret creates the next secret. Older secrets stay valid as long as there are at most [maxSecrets].
 func (k *hook) addSecret() {
 	key, _ := webhook.NewSecret()
 	k.mu.Lock()
@@ -114,11 +114,12 @@ func (k *hook) validSecrets() []string {
 }
 
 type endpoint interface {
-	// expect sets the secret for a registration or a refresh. The endpoint must accept webhooks with it before the server has answered.
+	// expect sets the secret for the next registration or refresh. The endpoint must accept webhooks with this secret even before the
+	// server has answered.
 	expect(k *hook) error
-	// bind sets the id of the subscription to the one in the server's answer.
+	// bind records the id that the server has given to the subscription.
 	bind(k *hook, id string)
-	// complete is called when the server has accepted a registration or a refresh. until is the end of the subscription's
+	// complete is called after the server has accepted a registration or a refresh. The parameter until is the end of the subscription's
 	// lifetime, or the zero time if the lifetime is unlimited.
 	complete(k *hook, until time.Time) error
 	remove(k *hook)
@@ -130,8 +131,8 @@ type inside struct {
 	confirmed bool // the server has accepted the newest secret
 }
 
-// expect replaces the secret if it is older than Rotate. It keeps a secret that the server has not confirmed with an answer,
-// because the server may already use it.
+// expect replaces the secret if it is older than Rotate. It keeps a secret that the server has not confirmed yet, because the server may
+// already use it.
 func (at *inside) expect(k *hook) error {
 	if at.rotated.IsZero() || at.confirmed && time.Since(at.rotated) >= cmp.Or(k.sub.Rotate, defaultRotate) {
 		k.addSecret()
@@ -152,7 +153,7 @@ func (at *inside) remove(k *hook) { at.handler.remove(k) }
 
 type outside struct{ options *Endpoint }
 
-// expect gets the secret from the endpoint. It reads the cursor from the store, because the endpoint saves the cursors there.
+// expect gets the secret from the external endpoint. It reads the cursor from the store, because that endpoint saves the cursors there.
 func (at outside) expect(k *hook) error {
 	key, err := at.options.Secret(k.ctx)
 	if err != nil {
@@ -203,7 +204,7 @@ func (c *Client) receiveWebhooks(f *flow) error {
 	}
 	defer k.at.remove(k)
 	if f.sub.Unsubscribe {
-		// The server may have created the subscription even if events/subscribe was not answered.
+		// Unsubscribe even if events/subscribe was not answered, because the server may have created the subscription.
 		defer c.unsubscribe(k)
 	}
 	var began time.Time        // when the server last accepted the subscription
@@ -249,40 +250,42 @@ func (c *Client) receiveWebhooks(f *flow) error {
 	}
 }
 
-// isUnverified reports whether the server could not verify the webhook endpoint. If this happens at a refresh, the endpoint is probably
-// restarting, and the subscription exists until its lifetime is over. Otherwise, the URL of the endpoint is probably wrong.
+// isUnverified reports whether the server could not verify the webhook endpoint. At the first subscribe, the URL of the endpoint is then
+// probably wrong. At a refresh, the endpoint is probably restarting, and the subscription exists until its lifetime is over.
 func isUnverified(err error) bool {
 	_, ok := errors.AsType[*endpointError](err)
 	return ok
 }
 
-// refreshAfter returns a time between half and three quarters of a lifetime. The jitter keeps clients that started together from
-// refreshing together, and the rest of the lifetime leaves time to repeat a failed refresh. A subscription with an unlimited
-// lifetime (0) is refreshed about once a day, because a refresh moves its cursor and reactivates it if it was suspended.
+// refreshAfter returns how long to wait before a subscription is refreshed: a random time between half and three quarters of its
+// lifetime. Clients that started together then do not refresh together, and there is time left to repeat a failed refresh.
+//
+// A subscription with an unlimited lifetime (0) is refreshed about once a day. A refresh moves its cursor, and reactivates it if it was
+// suspended.
 func refreshAfter(lifetime time.Duration) time.Duration {
 	lifetime = cmp.Or(lifetime, unlimited)
 	return lifetime/2 + rand.N(lifetime/4)
 }
 
 const (
-	// clockTolerance is the difference between our clock and a Date header above which one of the clocks must be wrong.
-	// Smaller differences also occur between correct clocks, because the request takes time and the header has only whole
-	// seconds.
+	// clockTolerance is the difference between our clock and a Date header above which one of the clocks must be wrong. Smaller
+	// differences are normal, because the request takes time and the header has only whole seconds.
 	clockTolerance = 5 * time.Second
-	// leastLifetime replaces the lifetime of a subscription that ends even sooner, because otherwise the client would refresh it again and
-	// again without a pause.
+	// leastLifetime replaces the lifetime of a subscription whose lifetime is even shorter. Otherwise the client would refresh the
+	// subscription again and again without a pause.
 	leastLifetime = time.Second
-	// unlimited replaces the lifetime of a subscription that does not end, so that refreshAfter returns 24 to 36 hours.
+	// unlimited replaces an unlimited lifetime, so that refreshAfter returns 24 to 36 hours.
 	unlimited = 2 * defaultRotate
-	// unknownLifetime replaces a lifetime that seems to have ended before the answer arrived. Probably one of the clocks is wrong, but the
-	// answer has no Date header that shows it.
+	// unknownLifetime replaces a lifetime that was already over when the answer arrived. One of the clocks is probably wrong then, and
+	// the answer has no Date header that shows the difference.
 	unknownLifetime = time.Minute
 )
 
-// grantedLifetime returns how long a subscription lives from now on. The parameter until is the end of the subscription by the
-// server's clock, and answered is when the answer with this header arrived, by our clock. If the two clocks differ, grantedLifetime
-// counts from the answer's Date header. Otherwise, a client whose clock is ahead would refresh continuously, and a client whose clock
-// is behind would refresh too late.
+// grantedLifetime returns how long a subscription lives from now on. The parameter until is the end of the subscription by the server's
+// clock. The parameter answered is when the answer with this header arrived, by our clock.
+//
+// If the two clocks differ, grantedLifetime counts from the answer's Date header. Otherwise, a client whose clock is ahead would refresh
+// continuously, and a client whose clock is behind would refresh too late.
 func grantedLifetime(until, answered time.Time, header http.Header) time.Duration {
 	now := answered
 	if date, err := http.ParseTime(header.Get("Date")); err == nil && answered.Sub(date).Abs() > clockTolerance {
@@ -303,9 +306,9 @@ func (k *hook) delivery(secret string) map[string]any {
 	return map[string]any{"name": k.sub.Name, "arguments": k.sub.arguments, "delivery": delivery}
 }
 
-// resumeAt subscribes again at the cursor of a gap, because the server may still have the events whose delivery it gave up. The
-// saved cursor stays at the gap until the server has accepted the new subscription. Otherwise webhooks that arrive in the meantime
-// would move the cursor past the gap.
+// resumeAt subscribes again at the cursor of a gap, because the server may still have the events whose delivery it gave up. The saved
+// cursor stays at the gap until the server has accepted the new subscription. Otherwise webhooks that arrive meanwhile would move the
+// cursor past the lost events.
 func (k *hook) resumeAt(g Gap) error {
 	if g.Cursor == "" {
 		return k.reportGap(g)
@@ -322,11 +325,11 @@ func (k *hook) resumeAt(g Gap) error {
 	return nil
 }
 
-// subscribe creates or refreshes the subscription and returns its lifetime, or 0 if the lifetime is unlimited.
+// subscribe creates or refreshes the subscription. It returns the subscription's lifetime, or 0 if the lifetime is unlimited. If the
+// parameter afresh is true, it first ends the subscription at the server, so that the server begins at the cursor in the request.
 //
-// The request contains the cursor of the last acknowledged event. A server that still has the subscription ignores the cursor, and a
-// server that has lost the subscription continues from there. If afresh is set, subscribe first ends the subscription at the server,
-// so that the server uses the cursor.
+// The request has the cursor of the last acknowledged event. A server that still has the subscription ignores this cursor. A server that
+// has lost the subscription begins there.
 func (c *Client) subscribe(k *hook, afresh bool) (lifetime time.Duration, err error) {
 	if afresh {
 		if _, err := c.call(k.ctx, spec.MethodEventsUnsub, k.delivery(""), nil); Retryable(err) {
