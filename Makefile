@@ -64,7 +64,7 @@ build: ## build the command line into bin/
 LATER := TestSAMBuild TestDeployAndRollBackUnderTraffic \
   TestConversationOnLocalAWS TestReplayOnAWS TestHangingEndpointsOnAWS TestManagedInstance TestSoak \
   TestShortRetentionOnAWS TestRateOfOneSubscriberOnAWS TestAllReleasesBuild TestChaosOnAWS \
-  TestBackendEventsAtHandOversOnAWS
+  TestBackendEventsAtHandOversOnAWS TestManyDeliveriesWhileFunctionsAreKilledOnAWS
 empty :=
 LATERS := ^($(subst $(empty) ,|,$(strip $(LATER))))$$
 
