@@ -253,6 +253,9 @@ func (a *AWS) Starts(function string) int { return a.stack.Stats()[function].Col
 // Stopped counts the invocations of a function that Lambda's loop detection refused.
 func (a *AWS) Stopped(function string) int { return a.stack.Stats()[function].Recursive }
 
+// LongestChain returns the largest number of invocations of a function in one chain, as Lambda's loop detection counts them.
+func (a *AWS) LongestChain(function string) int { return a.stack.Stats()[function].LongestChain }
+
 // Stats counts what the function of the MCP endpoint did so far.
 func (a *AWS) Stats() (invocations, failures, throttles, starts int) {
 	s := a.stack.Stats()[stream]

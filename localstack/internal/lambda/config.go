@@ -87,6 +87,8 @@ type Stats struct {
 	// Crashes. Throttles were refused before they started, and Recursive were refused because their chain of requests
 	// was too long.
 	Invocations, Errors, Timeouts, Crashes, Throttles, Recursive int
+	// LongestChain is the largest number of invocations of the function in one chain of requests, see [Config.AllowLoops].
+	LongestChain int
 	// ColdStarts needed a new process. Kills is the number of processes that [Function.Kill] ended.
 	ColdStarts, Kills int
 	// Init contains the times from exec to the first request for an invocation, of the latest 1,000 starts.

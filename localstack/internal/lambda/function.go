@@ -118,7 +118,8 @@ func (f *Function) Invoke(ctx context.Context, inv Invocation) (*Response, error
 		return nil, ErrRecursive
 	}
 	chain := parseTrace(inv.Trace)
-	chain.enter(f.cfg.ARN)
+	length := chain.enter(f.cfg.ARN) + 1
+	f.count(func(s *Stats) { s.LongestChain = max(s.LongestChain, length) })
 	limit, err := f.acquire(ctx, inv.Wait)
 	if err != nil {
 		return nil, err
