@@ -19,15 +19,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Bus reads the messages in the inbox queue that are not events themselves: envelopes of AWS services, and retried dead letters of
-// sources. An envelope goes to every source whose From names the service. Bus implements [publish.Documents].
+// Bus converts messages in the inbox queue to events. It handles messages of AWS services, and documents that failed earlier and that an
+// operator retries (dead letters). A message of an AWS service goes to every source whose From names the service.
 //
-// If one source cannot turn a message into an event, the message becomes a dead letter in that source's workspace, and the other
-// sources still get their events.
+// If one source cannot turn a message into an event, the message becomes a dead letter in that source's workspace, and the other sources
+// still get their events. Bus implements [publish.Documents].
 type Bus struct{ Documents }
 
-// Read converts a message to events. known is true for the envelope of a known service and for a retried dead letter. An error
-// concerns the whole message, not one source.
+// Read converts a message to events. The result known is true for a message of a known AWS service and for a retried dead letter. An
+// error means that the whole message failed, not only one source.
 func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, known bool, err error) {
 	if isRetry(body) {
 		in, err = b.mapRetried(ctx, body)
@@ -82,9 +82,8 @@ func (b *Bus) mapRetried(ctx context.Context, body []byte) ([]publish.Input, err
 	return nil, fault.New(fault.NotFound, "workspace %.64q no longer has a source %.64q for this document", r.Workspace, r.Retry.Source)
 }
 
-// errUnmatched is the error for a retried document that no mapping matches any more. A new document without a match is ignored.
-// But a mapping matched this document earlier, so the operator's new pattern may be wrong, and the document is dead-lettered
-// again.
+// errUnmatched is the error for a retried document that no mapping matches any more. A mapping matched the document when it arrived, so
+// the operator may have changed the pattern by mistake. The document therefore becomes a dead letter again instead of being ignored.
 var errUnmatched = fault.New(fault.Unprocessable, "no mapping matches it any more")
 
 // publishRequest publishes a retried document that arrived as a webhook, with the same checks for duplicates as [Handler].
@@ -105,7 +104,8 @@ func (b *Bus) publishRequest(ctx context.Context, s source.Source, doc any, iden
 	return err
 }
 
-// mapEvent maps a document to at most one event, or dead-letters it. again is true for a retried dead letter.
+// mapEvent maps a document to at most one event. A document that cannot become a valid event becomes a dead letter. The parameter again
+// is true for a document from a retried dead letter.
 func (b *Bus) mapEvent(ctx context.Context, s source.Source, doc any, again bool) ([]publish.Input, error) {
 	now := b.now()
 	o := Outcome{Workspace: s.Workspace, Source: s.Name, Kind: Unmatched}
@@ -137,16 +137,16 @@ func (b *Bus) mapInput(ctx context.Context, s source.Source, doc any, o *Outcome
 	return []publish.Input{in}, nil
 }
 
-// Backends receives webhooks from MCP servers behind the gateway at POST /sources/~backends/{token}. The relay has subscribed to
-// these webhooks at the backends ([demand.Hooks]). A webhook without an eventId is a control message (SEP-3415, "Non-event webhook
-// bodies").
+// Backends receives webhooks from backends, which are MCP servers behind the gateway, at POST /sources/~backends/{token}. The relay,
+// which collects events from backends, has subscribed to these webhooks ([demand.Hooks]). A webhook without an eventId is a control
+// message (SEP-3415, "Non-event webhook bodies").
 //
-// Requests are checked in this order: Host and Origin, token, method, size, signature, quota, JSON, event. An event that cannot be
-// published is counted and answered with 204, because the backend could only send the same event again.
+// Requests are checked in this order: Host and Origin, token, method, size, signature, quota, JSON, event. An event that can never be
+// published is counted and gets the response 204, because the backend could only send the same event again.
 type Backends struct {
 	Intake intake.Intake
 	Hooks  demand.Hooks
-	// Dropped counts an event that could not be published.
+	// Dropped is called for each event that can never be published, to count it.
 	Dropped func(ctx context.Context, workspace, backend, reason string)
 }
 
@@ -211,7 +211,8 @@ type hookMessage struct {
 	Challenge string          `json:"challenge"`
 }
 
-// cost returns how many events of the quota the message uses. A gap counts as ten, because each webhook subscriber gets a notice of it.
+// cost returns how many events the message counts as in the backend's quota. A gap message, which reports lost events, counts as ten
+// because each webhook subscriber gets a notice of it.
 func (m *hookMessage) cost() int {
 	if m.EventID == "" && m.Type == "gap" {
 		return 10

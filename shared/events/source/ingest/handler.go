@@ -5,9 +5,9 @@
 //	                                    ├─▶ catalog ─▶ publish.Service
 //	inbox queue ─▶ publish.Inbox ─▶ [Bus]
 //
-// Package ingest remembers the ids of accepted events for three days ([Seen]), because providers redeliver for that
-// long. If a verified document cannot become an event, it becomes a dead letter of the inbox, which can be retried
-// after the mapping or the event type has been fixed.
+// Package ingest remembers the ids of accepted events for three days ([Seen]), because providers redeliver for that long. If a verified
+// request or message matches a mapping but cannot become a valid event, it becomes a dead letter. An operator can retry the dead letter
+// after fixing the mapping or the event type.
 package ingest
 
 import (
@@ -41,7 +41,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Names of the wildcards in the handler's paths.
+// Names of the wildcards in the URL paths that [Handler] serves.
 const (
 	pathSource = "source"
 	pathKey    = "key"
@@ -52,19 +52,20 @@ type Sources interface {
 	Sources(ctx context.Context) ([]source.Source, error)
 }
 
-// Publisher accepts events. [publish.Service] implements it.
+// Publisher accepts events for delivery to subscribers. [publish.Service] implements it.
 type Publisher interface {
 	Accept(ctx context.Context, p auth.Principal, in []publish.Input) ([]publish.Accepted, error)
 }
 
-// Documents publishes the documents of providers, for Handler and Bus. Both must use the same publisher and the same [Seen], so that a
-// request becomes one event even if an operator retries its dead letter and the provider sends it again.
+// Documents turns documents, which are decoded requests or messages of providers, into events and publishes them. [Handler] and [Bus]
+// must use the same Publisher and the same [Seen]. A document then becomes only one event, even if an operator retries its dead letter
+// and the provider sends it again.
 type Documents struct {
 	Sources   Sources
 	Catalogs  catalog.Source
 	Publisher Publisher
 	Seen      Seen
-	// Queue receives the dead letters.
+	// Queue receives dead letters, which are documents that could not become events.
 	Queue    queue.Sender
 	Recorder Recorder
 	// Metrics counts dead letters. It may be nil.
@@ -84,11 +85,12 @@ func (d *Documents) sources(ctx context.Context) ([]source.Source, error) {
 	return all, fault.Wrap(fault.Unavailable, err, "look up the sources")
 }
 
-// Handler serves POST /sources/{name}. For a source with the scheme none, the path has the key as an additional segment.
+// Handler serves POST /sources/{name}. For a source whose requests are not signed (scheme none), the path has a secret key as an
+// additional segment.
 //
-// It responds with 202 {"accepted":[{"id","uri"}]} when the event is durable. The list is empty if no mapping matches. Errors have the same
-// form as the errors of POST /events. Requests are checked in this order: Host and Origin, source, method, size, signature, encoding,
-// quota, JSON, mapping, event.
+// It responds with 202 {"accepted":[{"id","uri"}]} when the event is stored durably. The list is empty if no mapping matches. Errors have
+// the same form as the errors of POST /events. Requests are checked in this order: Host and Origin, source, method, size, signature,
+// encoding, quota, JSON, mapping, event.
 type Handler struct {
 	Documents
 	Secrets func(context.Context, secret.Value) (string, error)
@@ -98,7 +100,7 @@ type Handler struct {
 	Guard auth.Guard
 	// Limited is called with the name of each limit that a request exceeds. It may be nil.
 	Limited func(limit string)
-	// Backends receives the webhooks of backends. It may be nil.
+	// Backends receives the webhooks of MCP servers behind the gateway. It may be nil.
 	Backends *Backends
 
 	large bodySlots
@@ -154,7 +156,8 @@ func withPath(r *http.Request, path string) *http.Request {
 	return logged
 }
 
-// findSource finds the source of a request. The path must have a key if the source's scheme is "none", and must not have one otherwise.
+// findSource finds the source that the request's path names. The path must have a secret key if the source's scheme is "none", and must
+// not have one otherwise.
 func (h *Handler) findSource(r *http.Request) (source.Source, error) {
 	all, err := h.sources(r.Context())
 	if err != nil {
@@ -221,12 +224,11 @@ func challengeOf(s source.Source, doc map[string]any) (string, bool) {
 	return verify.Challenge(doc["body"])
 }
 
-// verify checks that the provider sent the request. It returns the body without its Content-Encoding, and the hash of
-// the signed text, as [verify.Verifier.Verify] does.
+// verify checks that the provider sent the request. It returns the decompressed body, and the hash of the signed text that
+// [verify.Verifier.Verify] returns.
 //
-// A provider that compresses its requests may sign the body before or after compression. If the signature does not
-// match the body as received, verify unpacks the body and checks again. If that fails too, the error does not reveal
-// whether the body was malformed.
+// A provider that compresses its requests may sign the body before or after compression. If the signature does not match the body as
+// received, verify decompresses the body and checks again. If that fails too, the error does not reveal whether the body was malformed.
 func (in *incoming) verify(ctx context.Context, r *http.Request, received []byte) (content []byte, signed string, err error) {
 	v, err := newVerifier(ctx, in.source, in.Secrets)
 	if err != nil { // the configuration is wrong, which only the log should explain
@@ -306,14 +308,16 @@ func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident 
 	return accepted, nil
 }
 
-// remember records the keys of a published event or dead letter. If this fails, the event or dead letter may be repeated but is not lost.
+// remember records the keys of a published event or dead letter, so that the server recognizes it if it arrives again. If the write
+// fails, the event or dead letter may be repeated but is not lost.
 func (d *Documents) remember(ctx context.Context, s source.Source, now time.Time, keys []store.Key, accepted publish.Accepted) {
 	if err := d.Seen.Add(ctx, now, keys, accepted); err != nil {
 		d.log().WarnContext(ctx, "source id not recorded", "source", s.Name, "error", err)
 	}
 }
 
-// toUnprocessable converts an error about an event into one about the document that it was mapped from.
+// toUnprocessable converts an error about the content of an event to the kind fault.Unprocessable, because the cause is the document or
+// its mapping. Other errors stay the same.
 func toUnprocessable(err error) error {
 	switch fault.KindOf(err) {
 	case fault.Invalid, fault.NotFound:
@@ -361,7 +365,7 @@ const (
 	// smallBody is the largest body that the server reads without a [bodySlot]. A sender can be verified only after its body was read, so
 	// the slots limit the memory that unverified senders can use.
 	smallBody = 256 << 10
-	// largeBodies is the maximum number of larger bodies in memory.
+	// largeBodies is the maximum number of larger bodies in memory at the same time.
 	largeBodies = 25
 	// largeTime limits how long the rest of a large body may take to arrive. Providers do not wait longer.
 	largeTime = 10 * time.Second
@@ -369,7 +373,7 @@ const (
 	// early.
 	largeStall = 2 * time.Second
 	largePart  = 64 << 10
-	// largeSlow is the time after which another request may take over the slot of a large body, if all are in use.
+	// largeSlow is the age from which a large body may lose its slot to another request, if all slots are in use.
 	largeSlow = 250 * time.Millisecond
 	// maxUnpacking is how many unverified requests of one client may wait for their turn to be decompressed.
 	maxUnpacking = 4
@@ -396,9 +400,11 @@ type bodySlot struct {
 	lost     bool   // whether the slot was given to another request
 }
 
-// reserve returns a slot for a client's large body. If all slots are in use, it takes away the slot of a body that arrives slowly,
-// and calls that body's function cut. If there is no such body, reserve returns an error. For a body that has already been read,
-// cut is nil, and the slot is never taken away. For example, a small body may become large when it is unpacked.
+// reserve returns a slot for a large body of the given client. If all slots are in use, it takes the slot of a body that arrives slowly,
+// and returns an error if there is no such body.
+//
+// If another request takes the slot later, the function cut is called, which must stop the reading of the body. For a body that has
+// already been read, cut is nil, and the slot is never taken away. For example, a small body may become large when it is decompressed.
 func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bodySlot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -446,7 +452,8 @@ func (slot *bodySlot) averageRate(now time.Time) float64 {
 	return float64(slot.received) / max(now.Sub(slot.since), time.Millisecond).Seconds()
 }
 
-// await adds the bytes that have arrived to the slot and sets the read deadline. It returns false if another request took the slot.
+// await adds the number of bytes that have just arrived to the slot, and sets the deadline for reading more. It returns false if another
+// request took the slot.
 func (slot *bodySlot) await(control *http.ResponseController, until time.Time, arrived int64) bool {
 	slot.slots.mu.Lock()
 	defer slot.slots.mu.Unlock()
@@ -478,8 +485,10 @@ func (slot *bodySlot) release() {
 	}
 }
 
-// read reads a body of at most [publish.MaxBody] bytes. It does not rely on Content-Length to take a slot, because a few requests
-// that announce large bodies and send nothing would then keep all others out. The caller releases the slot, which may be nil.
+// read reads a request body of at most [publish.MaxBody] bytes. It takes a slot only after more than [smallBody] bytes have arrived. If
+// it relied on Content-Length, a few requests that announce large bodies and send no bytes could take all slots.
+//
+// The caller releases the slot, which is nil for a small body.
 func (s *bodySlots) read(w http.ResponseWriter, r *http.Request, clock func() time.Time) (content []byte, slot *bodySlot, err error) {
 	var body bytes.Buffer
 	if r.ContentLength > 0 {
@@ -554,7 +563,7 @@ func isEncoded(h http.Header) bool {
 	return encoding != "" && !strings.EqualFold(encoding, "identity")
 }
 
-// decode removes the Content-Encoding of a body. It limits the result to [publish.MaxBody] bytes, too.
+// decode decompresses a body with a Content-Encoding. It limits the result to [publish.MaxBody] bytes, too.
 func decode(h http.Header, body []byte) ([]byte, error) {
 	switch encoding := h.Get("Content-Encoding"); {
 	case !isEncoded(h):

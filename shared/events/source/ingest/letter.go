@@ -24,10 +24,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// retry is the body of a dead letter: a document that a mapping matched but that did not become a valid event. Retrying the
-// dead letter sends it back to the inbox. There it is trusted without a signature, because anyone with permission to send to the
-// inbox may publish. The workspace comes first so that it can be read even if the dead letter keeps only the beginning of the
-// body.
+// retry is the body of a dead letter: a document that a mapping matched but that did not become a valid event. The workspace is the first
+// member, so that it can be read even if the dead letter keeps only the beginning of the body.
+//
+// When an operator retries the dead letter, the body is sent to the inbox queue again. It is trusted without a signature, because anyone
+// with permission to send to the inbox may publish.
 type retry struct {
 	Workspace string  `json:"workspace"`
 	Retry     retried `json:"retry"`
@@ -48,14 +49,14 @@ type retried struct {
 // maxUnpacked limits the size of an unpacked document: a body of the maximum size, plus JSON escapes and headers.
 const maxUnpacked = 3 * publish.MaxBody
 
-// isRetry reports whether a message in the inbox is a [retry], and not a CloudEvent with an attribute of that name.
+// isRetry reports whether a message in the inbox is a [retry]. A CloudEvent, which has the member specversion, may have an attribute of
+// that name, too.
 func isRetry(body []byte) bool {
 	return json.Valid(body) && jsonrpc.Member(body, "retry") != nil && jsonrpc.Member(body, "specversion") == nil
 }
 
-// deadLetter dead-letters a document, so that an operator can fix its mapping and retry it. A document that the provider sends
-// repeatedly is dead-lettered only once. The parameter again is true for a document from a retried dead letter, which is always
-// dead-lettered again.
+// deadLetter stores a document as a dead letter, so that an operator can fix its mapping and retry it. A document that the provider sends
+// repeatedly is stored only once. The parameter again is true for a document from a retried dead letter, which is always stored again.
 func (d *Documents) deadLetter(ctx context.Context, s source.Source, doc any, ident identity, id string, why error, again bool, now time.Time) error {
 	body := encodeRetry(s, doc, ident)
 	if ident.body == "" {
@@ -129,7 +130,7 @@ const (
 	// seenFor is how long the server remembers the id of an accepted event, to recognize a repeated webhook. Stripe retries a webhook for three
 	// days, and GitHub can redeliver one for three days.
 	seenFor = 72 * time.Hour
-	// begunFor is how long [Seen.reserve] reserves a key if the process dies before the event is accepted.
+	// begunFor is how long a reservation of [Seen.reserve] lasts if the process dies before it can remove the reservation.
 	begunFor = time.Minute
 )
 
@@ -145,7 +146,7 @@ type Seen struct {
 	begun  *sync.Map // the marks ([markOf]) of the events that this process is accepting, by key
 }
 
-// NewSeen returns a Seen with the ids that are recorded in db.
+// NewSeen returns a Seen that records ids in db.
 func NewSeen(db store.DB) Seen { return Seen{db, &bounded.Map[store.Key, seen]{}, &sync.Map{}} }
 
 type seen struct {
@@ -153,10 +154,11 @@ type seen struct {
 	expires  time.Time
 }
 
-// reserve reserves the key of a request whose event is about to be published. The caller must afterwards call end, with true if it
-// has added a record under the key. end is nil while a different event is being published under the key, for example because the
-// same signed request was sent under two ids. Two calls with the same event both succeed, because the events queue drops the
-// duplicate.
+// reserve reserves a key while the caller publishes an event under the key. The caller must then call the function end, with true if it
+// has added a record under the key.
+//
+// The result end is nil while a different event is being published under the key, for example because the same signed request was sent
+// under two ids. Two calls with the same event both succeed, because the events queue drops the duplicate.
 func (s Seen) reserve(ctx context.Context, now time.Time, key store.Key, in publish.Input) (end func(added bool), err error) {
 	mark := markOf(in)
 	switch other, taken := s.begun.LoadOrStore(key, mark); {
@@ -253,7 +255,8 @@ func (i identity) acceptedKeys(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "signed", seenKey(s, "id", id))
 }
 
-// unfitKeys returns the keys under which a dead-lettered document is recorded. id may be "".
+// unfitKeys returns the keys under which a dead-lettered document is recorded. The parameter id is the event's id, or "" if it is not
+// known.
 func (i identity) unfitKeys(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "unfit-signed", seenKey(s, "unfit", i.body+" "+id))
 }

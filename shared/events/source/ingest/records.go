@@ -18,13 +18,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Each source has a partition (so#) with the outcomes of its requests in chronological order, for [RecordsKept]. A flood of
-// requests must not cause a flood of writes. On average, a process therefore writes at most one outcome per second for each
-// source and kind, and [othersRate] per second overall.
+// Limits for storing the outcomes of requests to sources, so that a flood of requests does not cause a flood of writes. On average, a
+// process stores at most one outcome per second for each source and kind, and [othersRate] per second overall. Each record says how many
+// outcomes of its kind were omitted before it.
 //
-// Successful outcomes follow the setting --delivery-log, because each of them also leads to deliveries. With "all", SQLite
-// keeps up to [successRate] of them per second, and DynamoDB as many as other outcomes. Otherwise one per minute is kept. Each
-// record says how many of its kind were omitted before it.
+// Successful outcomes follow the setting --delivery-log, because each of them also leads to deliveries. With "all", SQLite stores up to
+// [successRate] of them per second, and DynamoDB as many as other outcomes. With "failures", one per minute is stored for each source and
+// kind.
 const (
 	kindRate    = rate.Limit(1)
 	kindBurst   = 10
@@ -36,7 +36,7 @@ const (
 	successBurst = 10 * successRate
 )
 
-// RecordsKept is how long outcomes are kept, which is as long as deliveries.
+// RecordsKept is how long the outcomes of requests to sources are kept, which is as long as the records of deliveries.
 const RecordsKept = 7 * 24 * time.Hour
 
 // Values of the setting --delivery-log.
@@ -46,17 +46,17 @@ const (
 	KeepNone     = "none"
 )
 
-// Maximum lengths in bytes. Longer values are cut.
+// Maximum lengths in bytes of the texts in a [Record]. Longer texts are cut.
 const (
 	maxReason = 500
 	maxID     = 256
 	maxURI    = 2048
 )
 
-// recordTime limits how long the response to a request waits for its record.
+// recordTime limits how long the response to a request waits until the request's outcome is stored.
 const recordTime = time.Second
 
-// Record is the stored form of an outcome.
+// Record is the stored form of an [Outcome].
 type Record struct {
 	V      int       `json:"v"`
 	Time   time.Time `json:"at"`
@@ -72,7 +72,8 @@ type Record struct {
 
 const recordVersion = 1
 
-// OutcomeLog is the [Recorder] for operators. It counts outcomes and stores recent ones. Use [NewOutcomeLog] to create one.
+// OutcomeLog counts the outcomes of requests to sources, and stores recent ones for operators. It implements [Recorder]. Use
+// [NewOutcomeLog] to create one.
 type OutcomeLog struct {
 	db      store.DB
 	keep    string
@@ -191,11 +192,13 @@ func (ask RecordQuery) matches(k Kind) bool {
 	return ask.Kind == "" || ask.Kind == k || ask.Kind == Refused && k.Refused()
 }
 
-// maxRead is how many records a query for one kind reads at most, because the store cannot select by kind.
+// maxRead is the maximum number of records that [ListRecords] reads to find records of one kind, because the store cannot select by kind.
 const maxRead = 1000
 
-// ListRecords returns up to limit outcomes of a source, newest first, starting before the given key. next is the key to continue
-// from, or "" at the end. ListRecords reads a single page, so a list of one kind may be shorter than limit although next is set.
+// ListRecords returns up to limit outcomes of a source, newest first. To continue a list, the parameter before is the result next of the
+// previous call. The result next is "" at the end.
+//
+// ListRecords reads a single page of the store. A list of one kind may therefore be shorter than limit although more records follow.
 func ListRecords(ctx context.Context, db store.DB, workspace, source string, ask RecordQuery, before string, limit int) (list []Record, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: ofSource(workspace, source), Reverse: true, Before: before, Limit: limit}
 	if ask.Kind != "" {
@@ -224,7 +227,7 @@ func ListRecords(ctx context.Context, db store.DB, workspace, source string, ask
 	return list, next, nil
 }
 
-// Outcome is the result of a request to a source, or of a document in a bus message.
+// Outcome is the result of a request to a source, or of a document in a message of an AWS service.
 type Outcome struct {
 	Time              time.Time
 	Workspace, Source string
@@ -260,8 +263,8 @@ const (
 	Unavailable Kind = "unavailable" // an error on our side
 )
 
-// Refused reports whether a document should have become an event but could not. It is false for documents that no
-// mapping matches.
+// Refused reports whether a request should have become an event but could not, for example because its signature is wrong. It is false
+// for requests that no mapping matches.
 func (k Kind) Refused() bool {
 	switch k {
 	case Unverified, Invalid, Unfit, Limited, Unavailable:
@@ -273,7 +276,8 @@ func (k Kind) Refused() bool {
 // succeeded reports whether the provider's request had the effect that it asked for.
 func (k Kind) succeeded() bool { return k == Accepted || k == Duplicate || k == Verified }
 
-// Recorder keeps outcomes for operators. Record must not block on slow operations, and it does not return errors.
+// Recorder records the outcomes of requests to sources for operators. Record must return soon even if the store is slow, and it handles
+// errors itself.
 type Recorder interface {
 	Record(ctx context.Context, o Outcome)
 }

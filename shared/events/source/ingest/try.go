@@ -29,7 +29,8 @@ import (
 // Trial is the event that a source would publish for a request or message, or the reason why it would publish none.
 type Trial struct {
 	Kind Kind `json:"kind"`
-	// Signature is "verified", "not checked", or "not verified" or "not checked" with a colon and the reason.
+	// Signature says whether the request's signature is valid. It is "verified", "not checked", "not checked: REASON" or "not verified:
+	// REASON".
 	Signature string `json:"signature,omitempty"`
 	Reason    string `json:"reason,omitempty"`
 	// Mapping is the number of the matching mapping, counted from 1. Zero means that no mapping matches.
@@ -37,18 +38,19 @@ type Trial struct {
 	Name    string `json:"name,omitempty"`
 	URI     string `json:"uri,omitempty"`
 	ID      string `json:"id,omitempty"`
-	// Time is omitted if the event would get the time of the request.
+	// Time is omitted if the document has no time. The real event would get the time of its arrival.
 	Time     time.Time       `json:"time,omitzero"`
 	Data     json.RawMessage `json:"data,omitempty"`
 	Faults   any             `json:"faults,omitempty"`
 	Document any             `json:"document,omitempty"` // what pointers and patterns are evaluated on
 }
 
-// Try shows what a source would do with a saved HTTP request or a bus message, without publishing. A request has one trial. A bus message
-// has one trial per document, because an S3 notification may have several records. If secrets is nil, Try does not check the signature.
+// Try shows what a source would do with a saved HTTP request or a saved message of an AWS service, without publishing. It returns one
+// Trial for a request, and one for each document in a message, because an S3 notification may have several records. If secrets is nil,
+// Try does not check the signature.
 //
-// A request or message that the source would refuse is a trial with a reason. The error, which is of kind fault.Invalid, means that raw is
-// not a request or message that this source can receive.
+// If the source would refuse the request or message, its Trial says why. An error means that raw is not a request or message that this
+// source can receive.
 func Try(ctx context.Context, cat *catalog.Catalog, s source.Source, raw []byte, now time.Time, secrets lookup) ([]Trial, error) {
 	if s.From != source.HTTP {
 		from, docs, err := source.ReadEnvelope(raw)
@@ -106,9 +108,11 @@ const (
 // Refused reports whether the request would be refused because of its signature, regardless of the event in it.
 func (t Trial) Refused() bool { return strings.HasPrefix(t.Signature, signatureBad) }
 
-// trySignature verifies a saved request. said is the text for [Trial.Signature], and body has no Content-Encoding. Editors add a
-// line break at the end of a file, so trySignature removes it from the body unless only the body with the line break matches the
-// signature.
+// trySignature verifies the signature of a saved request. The result said is the text for [Trial.Signature], and body is the decompressed
+// body.
+//
+// Editors add a line break at the end of a file. So trySignature removes it from the body, unless only the body with the line break
+// matches the signature.
 func trySignature(ctx context.Context, s source.Source, r *http.Request, sent []byte, now time.Time, secrets lookup) (said string, body []byte, err error) {
 	candidates := [][]byte{sent}
 	if r.Header.Get("Content-Length") == "" {
@@ -167,8 +171,8 @@ func tryDocument(cat *catalog.Catalog, s source.Source, doc any, body []byte) Tr
 // requestLine matches the first line of an HTTP request, but no header, because a header's name ends with a colon.
 var requestLine = regexp.MustCompile(`^[A-Z]+ \S+ HTTP/[0-9.]+\s*$`)
 
-// parseSavedRequest reads an HTTP request from a file. The request line may be missing. If there is a Content-Length,
-// anything after it is cut off, because editors add a line break at the end of a file.
+// parseSavedRequest parses an HTTP request from a file. The request line may be missing. If the request has a Content-Length,
+// parseSavedRequest cuts off longer bodies, because editors add a line break at the end of a file.
 func parseSavedRequest(raw []byte) (*http.Request, []byte, error) {
 	if len(raw) > publish.MaxBody+64<<10 {
 		return nil, nil, tooLarge()
@@ -255,7 +259,8 @@ func missingVariables(entry *catalog.Entry, given map[string]string) []string {
 	return missing
 }
 
-// CheckSecrets adds an error of kind fault.Invalid for each source whose secret does not exist or does not suit the scheme.
+// CheckSecrets returns an error of kind fault.Invalid for each source whose secret does not exist or does not suit the verification
+// scheme. It joins the errors.
 func CheckSecrets(ctx context.Context, sources []source.Source, secrets lookup) error {
 	var all []error
 	for _, s := range sources {
