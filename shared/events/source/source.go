@@ -1,13 +1,14 @@
-// Package source maps webhooks of providers (GitHub, Stripe, …) and messages of AWS services to events of the catalog, as the
-// configuration of each source says. A source needs no code.
+// Package source turns webhooks of providers (GitHub, Stripe, …) and messages of AWS services into events. A source is an entry in the
+// configuration that says how to verify the senders, and how to map their requests or messages to event types of the catalog. Adding a
+// source needs no code.
 //
 //	POST /sources/{name} ─▶ verify ─▶ [ReadRequest] ──┐
 //	                                                  ├─▶ document ─▶ [Source.Map] ─▶ [Event] ─▶ publish
 //	inbox queue ─▶ [ReadEnvelope] ────────────────────┘
 //
-// A document is JSON as [encoding/json] decodes it, with numbers as [json.Number]. The functions here depend only on the document and the
-// source. Package pattern selects the mapping, package verify authenticates senders, and package ingest connects them. Read
-// shared/events/source/ingest next.
+// A document is the JSON of a request or message as [encoding/json] decodes it, with numbers as [json.Number]. The functions here depend
+// only on the document and the source. Package pattern selects the mapping, package verify authenticates senders, and package ingest
+// connects them. Read shared/events/source/ingest next.
 package source
 
 import (
@@ -34,10 +35,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// From names the service that a source's documents come from.
+// From names the AWS service whose messages a source receives. It is empty for a source that receives HTTP requests.
 type From string
 
-// HTTP sources receive requests at POST /sources/{name}, and bus sources receive messages from the inbox queue.
+// A source with the value HTTP receives requests at POST /sources/{name}. A source with one of the other values, a bus source, receives
+// messages that the AWS service puts into the inbox queue.
 const (
 	HTTP        From = ""
 	EventBridge From = "eventbridge"
@@ -51,21 +53,22 @@ func Buses() []From { return []From{EventBridge, SNS, S3} }
 // ValidName matches valid names of sources. A name is a segment of a URL.
 var ValidName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
 
-// Source is the configuration of a source: how to verify its senders, and how to turn its documents into events.
+// Source is the configuration of a source: how to verify its senders, and how to turn their requests or messages into events.
 type Source struct {
 	Name, Workspace string
 	From            From
-	// Events are the mappings. The first one that matches a document is used.
+	// Events map documents, which are decoded requests or messages, to events. The first mapping that matches a document is used.
 	Events []Mapping
 	Line   int // the source's line in the configuration file
 	// Verify configures the verification of senders. It is zero for a source that receives messages from the inbox queue,
 	// because IAM controls access to this queue.
 	Verify verify.Settings
-	// Secrets are the scheme's secrets. Any of them may sign, so that secrets can be rotated.
+	// Secrets are the secrets for verifying senders. A request may be signed with any of them, so that secrets can be rotated.
 	Secrets []secret.Value
 }
 
-// Mapping describes how a document becomes an event. In JSON it has the same form as in the configuration.
+// Mapping describes how a document, which is a decoded request or message, becomes an event. In JSON it has the same form as in the
+// configuration.
 type Mapping struct {
 	Line int `json:"-"` // in the configuration file
 	// Match selects the documents that the mapping applies to. Nil selects all.
@@ -73,12 +76,12 @@ type Mapping struct {
 	Name  string           `json:"name"` // the event type
 	// Variables are the values of the variables in the event type's URI template.
 	Variables map[string]Value `json:"variables,omitempty"`
-	// ID is the provider's id of the delivery, which makes a redelivery the same event. If it is zero, the event's id is derived:
-	// for a request, as a hash of the body, and for a bus document, from the message in the inbox queue.
+	// ID finds the provider's id of the delivery in the document. A repeated delivery has the same id, so it does not become a second
+	// event. If ID is zero, the event's id is a hash of the request's body, or it is derived from the message in the inbox queue.
 	ID Value `json:"id,omitzero"`
-	// Time is when the event happened. If it is zero or finds no value, the current time is used.
+	// Time says when the event happened. If it is zero or finds no value, the event gets the time of its arrival.
 	Time Value `json:"time,omitzero"`
-	// Data is the payload. If it is zero, the payload is the whole body or document.
+	// Data is the event's payload. If it is zero, the payload is the whole body of a request, or the whole document of an AWS service.
 	Data Value `json:"data,omitzero"`
 }
 
@@ -92,16 +95,17 @@ type Event struct {
 	Data      json.RawMessage
 }
 
-// Unfit is the data of the error that [Source.Map] returns if a document matches a mapping but lacks values that the mapping needs.
+// Unfit is the data of the error that [Source.Map] returns if a mapping matches a document but cannot make a valid event from it. For
+// example, the document may lack a value that the mapping needs.
 type Unfit struct {
-	// Faults have pointers into the mapping, such as /variables/repo.
+	// Faults describe the problems. Their pointers are places in the mapping, such as /variables/repo.
 	Faults []jsonpointer.Fault `json:"faults"`
 	// ID is the id of the event, if it could be determined.
 	ID string `json:"-"`
 }
 
-// Map makes an event from a document. It returns nil if no mapping matches. If a mapping matches but the document
-// lacks a value that it needs, the error is of kind fault.Unprocessable and its data is an [Unfit].
+// Map makes an event from a document with the first mapping that matches. It returns nil if no mapping matches. If the document has no
+// usable value for a part of the event, the error is of kind fault.Unprocessable and its data is an [Unfit].
 func (s Source) Map(doc any) (*Event, error) {
 	for i := range s.Events {
 		if m := &s.Events[i]; m.Match == nil || m.Match.Matches(doc) {
@@ -183,11 +187,11 @@ func (u *Unfit) evaluateData(v Value, doc any, from From) json.RawMessage {
 	return jsonrpc.Encode(found)
 }
 
-// milliseconds is the limit between two meanings of a number: from it on, a number is a time in milliseconds since 1970, which is in 1973
-// or later. Below it, a number is a time in seconds, which is before the year 5138.
+// milliseconds is the smallest number that parseTime reads as milliseconds since 1970, which is a time in 1973. It reads smaller numbers
+// as seconds since 1970, which are times before the year 5138.
 const milliseconds = 100_000_000_000
 
-// parseTime parses a time in any of the formats that providers use.
+// parseTime parses a time in RFC 3339, or in seconds or milliseconds since 1970, as a string or a number.
 func parseTime(v any) (time.Time, bool) {
 	text, _ := v.(string)
 	if n, ok := v.(json.Number); ok {
@@ -205,19 +209,20 @@ func parseTime(v any) (time.Time, bool) {
 	return time.UnixMicro(int64(seconds * 1e3)).UTC(), true
 }
 
-// maxNesting allows a payload of [event.MaxDepth] levels, in the envelope that we add and possibly in an envelope of the sender.
+// maxNesting is the maximum nesting of a document. It allows a payload of [event.MaxDepth] levels and the levels of the envelopes around
+// it.
 const maxNesting = event.MaxDepth + 4
 
-// neverMapped lists headers that are left out of every document, because they have credentials or describe the transfer.
+// neverMapped lists headers that [ReadRequest] leaves out of documents, because they have credentials or describe the transfer of the
+// body.
 var neverMapped = []string{"Authorization", "Proxy-Authorization", "Cookie", "Content-Length", "Transfer-Encoding", "Trailer"}
 
-// ReadRequest makes the document of a verified request. It has three members: headers and query, whose values are
-// strings, and body.
+// ReadRequest makes the document of a verified request: an object with the members headers, query and body. Header names are in lower
+// case, and several values of one name are joined with ", ". Headers that are listed in the parameter secret or in neverMapped are left
+// out.
 //
-// Header names are in lower case, and the header host holds the request's Host. Headers in secret or in neverMapped are
-// left out. If a name occurs more than once, its values are joined with ", ". The body must already be free of its
-// Content-Encoding. It is JSON or a form. If a form has a single field named payload, the body is the JSON in that
-// field, because GitHub and Slack can send webhooks this way. Faults are of kind fault.Invalid or fault.Unsupported.
+// The parameter body must already be decompressed. It is JSON or a form. If a form has a single field named payload, the document's body
+// is the JSON in this field, because GitHub and Slack can send webhooks this way. Faults are of kind fault.Invalid or fault.Unsupported.
 func ReadRequest(r *http.Request, body []byte, secret []string) (doc map[string]any, err error) {
 	headers, query := map[string]any{}, map[string]any{}
 	for name, values := range r.Header {
@@ -252,7 +257,8 @@ func toValidUTF8(text string) string { return strings.ToValidUTF8(text, "\ufffd"
 
 func joinValues(values []string) string { return toValidUTF8(strings.Join(values, ", ")) }
 
-// isForm reports whether a Content-Type is a form, rather than JSON. Some providers send JSON as text/plain.
+// isForm reports whether a Content-Type is a form. It returns an error for a type that is no form and no JSON. The type text/plain counts
+// as JSON, because some providers send JSON with it.
 func isForm(contentType string) (form bool, err error) {
 	if contentType == "" {
 		return false, nil

@@ -16,11 +16,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// jsonPath matches the beginning of a JSONPath (RFC 9535). ParseValue refuses a JSONPath, because the value would otherwise be a constant.
+// jsonPath matches the beginning of a JSONPath (RFC 9535). ParseValue refuses a JSONPath, because it would otherwise use the text as a
+// constant.
 var jsonPath = regexp.MustCompile(`^\$(\.\.?[A-Za-z_*]|\[)`)
 
-// Value describes a part of an event: a JSON Pointer into the document (RFC 6901), a constant, or an object of
-// values. The zero value means that the part is not configured.
+// Value configures one part of an event, for example its id. It is a JSON Pointer into the document (RFC 6901), a constant, or an object
+// whose members are such values. The zero value means that the part is not configured.
 type Value struct {
 	kind     kind
 	pointer  jsonpointer.Pointer
@@ -37,7 +38,7 @@ const (
 	isObject
 )
 
-// Defaults for a mapping without data.
+// Defaults for a mapping whose setting data is missing: the whole document, or the body of an HTTP request.
 var (
 	whole     = Value{kind: isPointer}
 	wholeBody = Value{kind: isPointer, pointer: jsonpointer.Pointer{"body"}}
@@ -68,8 +69,8 @@ func (v Value) MarshalJSON() ([]byte, error) {
 	return jsonrpc.Encode(v.constant), nil
 }
 
-// ParseValue parses a value that [encoding/json] has decoded. A string that begins with / is a JSON Pointer, the
-// members of an object are values themselves, and anything else is a constant. Faults are of kind fault.Invalid.
+// ParseValue makes a Value from decoded JSON. A string that begins with / is a JSON Pointer, an object has a Value for each of its
+// members, and anything else is a constant. Faults are of kind fault.Invalid.
 func ParseValue(v any) (Value, error) { return parseValue(v, 0) }
 
 func parseValue(v any, depth int) (Value, error) {
@@ -100,7 +101,8 @@ func parseValue(v any, depth int) (Value, error) {
 	return Value{kind: isConstant, constant: v}, nil
 }
 
-// CheckID refuses a value that cannot identify deliveries, e.g. a constant. Its errors are of kind fault.Invalid.
+// CheckID returns an error if the value is not a JSON Pointer. A constant, for example, would be the same id for all deliveries. Errors
+// are of kind fault.Invalid.
 func (v Value) CheckID() error {
 	if v.kind != isPointer {
 		return fault.New(fault.Invalid, "must be a JSON Pointer to a value that is unique per delivery, such as /headers/x-request-id or /body/id")
@@ -108,7 +110,7 @@ func (v Value) CheckID() error {
 	return nil
 }
 
-// CheckVariable refuses a value that cannot be part of a URI.
+// CheckVariable returns an error for a value that cannot be a part of an event's URI, for example an object or an empty text.
 func (v Value) CheckVariable() error {
 	switch v.constant.(type) {
 	case json.Number, bool:
@@ -124,7 +126,7 @@ func (v Value) CheckVariable() error {
 	return nil
 }
 
-// CheckTime refuses a constant that is not a time.
+// CheckTime returns an error unless the value is a JSON Pointer or a constant time.
 func (v Value) CheckTime() error {
 	if _, ok := parseTime(v.constant); v.kind != isPointer && !ok {
 		return fault.New(fault.Invalid, "must be a JSON Pointer, or a time as in RFC 3339")
@@ -132,7 +134,8 @@ func (v Value) CheckTime() error {
 	return nil
 }
 
-// Evaluate evaluates the value for a document. It returns false, or omits a member of an object, if a pointer finds no value.
+// Evaluate returns the value for a document. It returns false if a JSON Pointer finds no value in the document. An object omits the
+// members whose pointers find no value.
 func (v Value) Evaluate(doc any) (found any, ok bool) {
 	switch v.kind {
 	case isPointer:
@@ -164,21 +167,22 @@ var buses = map[From]string{
 // textIn lists the parts of a document whose members are always strings, with the noun that error messages use for such a member.
 var textIn = map[string]string{"headers": "a header", "query": "a parameter of the query"}
 
-// hides reports whether a header is left out of documents because it is in neverMapped or in secret.
+// hides reports whether documents omit a header because its name is in neverMapped or in the parameter secret.
 func hides(name string, secret []string) bool {
 	same := func(s string) bool { return strings.EqualFold(s, name) }
 	return slices.ContainsFunc(neverMapped, same) || slices.ContainsFunc(secret, same)
 }
 
-// CheckValue finds pointers in a value that match no document of a source. For example, a pointer to a header in secret
-// never matches, because a request's document omits these headers. The faults point to places in the value.
+// CheckValue returns a fault for each JSON Pointer in v that can never find a value in a document of the source. For example, a pointer
+// to a header that is listed in secret finds no value, because documents omit such headers. The faults point to places in v.
 func CheckValue(from From, v Value, secret []string) []jsonpointer.Fault {
 	c := reach{from: from, secret: secret}
 	c.checkValue(v, nil)
 	return c.faults
 }
 
-// CheckText checks a value like CheckValue, and refuses objects. It is for ids, times and variables.
+// CheckText checks the value of an id, a time or a variable like CheckValue. It also refuses the pointers /headers and /query, because
+// they find objects instead of texts.
 func CheckText(from From, v Value, secret []string) []jsonpointer.Fault {
 	if from == HTTP && len(v.pointer) == 1 && textIn[v.pointer[0]] != "" {
 		return []jsonpointer.Fault{{Message: fmt.Sprintf("%q is always an object: write one of its members, e.g. %s/NAME", v.pointer, v.pointer)}}
@@ -186,7 +190,8 @@ func CheckText(from From, v Value, secret []string) []jsonpointer.Fault {
 	return CheckValue(from, v, secret)
 }
 
-// CheckPattern finds parts of an event pattern, given as JSON, that match no document of a source.
+// CheckPattern returns a fault for each part of an event pattern that can never match a document of the source. The parameter text is the
+// pattern as JSON.
 func CheckPattern(from From, text json.RawMessage, secret []string) []jsonpointer.Fault {
 	c := reach{from: from, secret: secret}
 	c.checkPattern(text, nil, nil)
@@ -213,9 +218,11 @@ func (r *reach) checkValue(v Value, place jsonpointer.Pointer) {
 	}
 }
 
-// checkPattern checks a part of a pattern (text). The pointer at says which part of the document the text applies to, and place says where
-// the text is in the pattern, for faults. checkPattern follows only the first two levels, because deeper ones depend on the provider. The
-// alternatives of an $or apply at the same path as the $or itself.
+// checkPattern adds a fault for each member of text, a part of a pattern, that can never match. The parameter at is the path in the
+// document to which text applies. The parameter place is the path of text in the pattern, for faults.
+//
+// checkPattern follows only the first two levels of the document, because deeper ones depend on the provider. The alternatives of an $or
+// apply to the same path in the document as the $or itself.
 func (r *reach) checkPattern(text json.RawMessage, at, place jsonpointer.Pointer) {
 	for name, value := range jsonrpc.Members(text) {
 		here, place := append(slices.Clip(at), string(name)), append(slices.Clip(place), string(name))
@@ -240,7 +247,8 @@ func (r *reach) checkPattern(text json.RawMessage, at, place jsonpointer.Pointer
 	}
 }
 
-// checkTexts adds a fault for each value that a string can never equal. kind is where the string is from, e.g. "a header".
+// checkTexts adds a fault for each value in list that a string can never equal, for example a number. The parameter kind says in the
+// faults where the string is from, for example "a header".
 func (r *reach) checkTexts(list json.RawMessage, kind string, place jsonpointer.Pointer) {
 	i := 0
 	for value := range jsonrpc.Elements(list) {
@@ -257,7 +265,8 @@ func (r *reach) checkTexts(list json.RawMessage, kind string, place jsonpointer.
 	}
 }
 
-// checkPointer reports whether a document may have a value at a pointer, and adds a fault at place if it cannot.
+// checkPointer reports whether a document of the source can have a value at the given pointer. If not, it adds a fault for the given
+// place.
 func (r *reach) checkPointer(pointer, place jsonpointer.Pointer) bool {
 	before := len(r.faults)
 	switch {
