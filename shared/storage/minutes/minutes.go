@@ -1,5 +1,5 @@
-// Package minutes walks through the stored work of a periodic job, such as the retries that are due. The work is in one
-// partition per minute. The package visits the minutes in turn and saves how far it got.
+// Package minutes helps a periodic job to find its stored work, such as the retries that are due. The work is stored in one partition per
+// minute. The package visits these minutes in turn and saves the last visited one.
 package minutes
 
 import (
@@ -12,36 +12,38 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Position tracks how far a job has come through its minutes.
+// Position reads and saves the minute that a periodic job has reached.
 type Position struct {
 	DB store.DB
-	// Key names the item that keeps the position. The item's version is the minute, in seconds since 1970.
+	// Key is the key of the item in DB that stores the position. The item's version is the minute that the job has reached, in seconds
+	// since 1970.
 	Key store.Key
-	// CatchUp limits how far back a walk starts after a long pause, for example because the server was off.
+	// CatchUp limits how far before the current time a walk starts, for example after the server was off for days.
 	CatchUp time.Duration
-	// SaveEvery is how old the saved position may become before a complete walk saves it again; 0 saves after each walk. A
-	// larger value means fewer writes, but each walk revisits the minutes since the last save, and a clock that was set back by less
-	// than SaveEvery may go unnoticed.
+	// SaveEvery is the age of the saved position at which a walk saves a new one; 0 saves after each walk. A larger value means fewer
+	// writes, but each walk revisits the minutes since the last save. A clock that was set back by less than SaveEvery may then go
+	// unnoticed.
 	SaveEvery time.Duration
-	// Walk calls Ahead, if it is not nil, with the saved position if that is more than [Tolerance] in the future, because the
-	// clock must have been set back since it was saved.
+	// Ahead may be nil. Walk calls Ahead if the saved position is more than [Tolerance] in the future, because the clock must have been
+	// set back since it was saved. The parameter was is the saved position.
 	Ahead func(ctx context.Context, was time.Time) error
 }
 
 const (
-	// lookBack is how far before the position a walk starts, because a slow writer, or one with a skewed clock, may write an
-	// entry just after its minute was visited.
+	// lookBack is how far before the saved position a walk starts. A slow writer, or a writer with a skewed clock, may store an entry
+	// after the walk has visited the entry's minute.
 	lookBack = 5 * time.Minute
-	// A long walk saves the position after each stretch, so that an interrupted walk does not start over.
+	// stretch is how much time a long walk covers before it saves the position, so that an interrupted walk does not start over.
 	stretch = 10 * time.Minute
-	// maxFailures is how many minutes may fail before a walk gives up, because the store is probably down.
+	// maxFailures is how many minutes may fail before a walk visits no further minutes, because the store is probably down.
 	maxFailures = 5
-	// Tolerance is how far the clocks of two processes may differ before a walk assumes that one was set back.
+	// Tolerance is how far the saved position may be in the future before a walk assumes that the clock was set back. The clocks of two
+	// processes may differ by that much.
 	Tolerance = 5 * time.Minute
 )
 
-// Walk visits the minutes from the position up to now. It visits the latest minutes first, because their work is due now. A minute that
-// fails does not stop the walk; the next walk visits it again.
+// Walk calls visit for each minute from the saved position to now. It begins with the latest minutes, because their work is due now. If
+// visit fails for a minute, Walk continues with the other minutes, and the next walk visits the failed one again.
 func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx context.Context, minute time.Time) error) error {
 	last := now.Truncate(time.Minute)
 	from, had, err := p.position(ctx, last)
@@ -53,8 +55,8 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 			return err
 		}
 	}
-	// If the clock was set back, the position is in the future. Then start from now instead, because new work is in earlier
-	// minutes than the position.
+	// If the saved position is in the future, the clock was set back. Start from now instead, because new work is stored under minutes
+	// before that position.
 	from = periodic.Earlier(from, last).Add(-lookBack)
 	if oldest := last.Add(-p.CatchUp); from.Before(oldest) {
 		from = oldest
@@ -94,8 +96,8 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// position returns the saved minute and the version of its item. If no minute is saved, it returns version 0 and the time one
-// hour before last.
+// position returns the saved minute and the version of the item that stores it. If no minute is saved, it returns version 0 and the time
+// one hour before the parameter last.
 func (p Position) position(ctx context.Context, last time.Time) (at time.Time, version int64, err error) {
 	it, err := store.One(ctx, p.DB, p.Key, "read a job's position")
 	if err != nil {
@@ -107,8 +109,8 @@ func (p Position) position(ctx context.Context, last time.Time) (at time.Time, v
 	return time.Unix(it.Version, 0).UTC(), it.Version, nil
 }
 
-// save stores minute, in seconds since 1970, as the position. had points to the version of the position's item that this walk has
-// read or written last. If another walk has changed the item since, save returns false.
+// save stores a minute, in seconds since 1970, as the position. The parameter had points to the item's version that this walk has last
+// read or written. If another walk has changed the item since then, save returns false.
 func (p Position) save(ctx context.Context, minute int64, had *int64) (bool, error) {
 	if minute == *had {
 		return true, nil
