@@ -1,8 +1,9 @@
-// Package queue carries messages, encoded as JSON, between the stages of event processing, such as publish, fanout and dispatch. A
-// stage is a [Handler], which receives batches. The queue redelivers each message until the handler has accepted it.
+// Package queue carries JSON messages between the stages of event processing, such as publish, fanout and dispatch. A stage is a
+// [Handler], which receives batches of messages. The queue redelivers each message until the handler accepts it.
 //
-// On AWS an event source mapping calls the handler. In a stand-alone server the workers of a [Consumer] call it, with the same batches
-// and the same partial failures. The adapters queue/sqs and queue/sqlite both pass the test suite queue/queuetest.
+// On AWS, an SQS event source mapping calls the handler in a Lambda function. In a stand-alone server, the workers of a [Consumer] call
+// it with the same kind of batches, of which it may also fail single messages. The adapters queue/sqs and queue/sqlite both pass the test
+// suite queue/queuetest.
 package queue
 
 import (
@@ -23,25 +24,27 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Name names a queue of the system.
+// Name is the name of a queue, for example [Events].
 type Name string
 
-// The queues. Standard and FIFO are the types of queues in SQS. A FIFO queue keeps the order of messages within a group. On a
-// fair queue messages have groups too, and the queue shares its consumers among the groups.
+// The queues of the system. As in SQS, a FIFO queue keeps the order of the messages within a group, and a standard queue does not. A fair
+// queue is a standard queue that shares its consumers among the groups.
 const (
-	// Inbox is the standard queue for events from senders that do not call POST /events, for example Amazon EventBridge.
+	// Inbox is the standard queue for events that other systems, for example Amazon EventBridge, send to SQS instead of calling POST
+	// /events.
 	Inbox Name = "inbox"
-	// Events is the FIFO queue that carries accepted events to fanout. An event's group is a hash of its workspace and URI.
+	// Events is the FIFO queue that carries accepted events to fanout, the stage that finds an event's subscribers. A message's group is
+	// a hash of the event's workspace and URI.
 	Events Name = "events"
-	// Deliveries is the standard queue for page tasks. A page task is an event with one page of its subscribers.
+	// Deliveries is the standard queue for page tasks. A page task delivers one event to one part (a page) of the event's subscribers.
 	Deliveries Name = "deliveries"
-	// Slow is the queue of single deliveries: retries, and deliveries to slow endpoints. It is a standard queue, and fair.
+	// Slow is the fair queue for deliveries to a single subscriber: retries, and deliveries to slow endpoints.
 	Slow Name = "slow"
 	// Dead is the standard queue for messages that no handler can handle.
 	Dead Name = "dead"
 )
 
-// FIFO reports whether the queue keeps the order within a group.
+// FIFO reports whether the queue keeps the order of the messages within a group.
 func (n Name) FIFO() bool { return n == Events }
 
 // Names lists all queues in a stable order.
@@ -49,7 +52,8 @@ func Names() []Name { return []Name{Inbox, Events, Deliveries, Slow, Dead} }
 
 // Limits of a message. They are the limits of SQS, or lower.
 const (
-	// MaxBody is the largest body in bytes. SQS accepts 1 MiB, but some emulators and other consumers accept only 256 KiB.
+	// MaxBody is the largest size of a message body in bytes. SQS accepts 1 MiB, but some SQS emulators and some consumers accept only
+	// 256 KiB.
 	MaxBody = 256 << 10
 	// MaxDelay is the longest delay of a message on a standard queue.
 	MaxDelay = 15 * time.Minute
@@ -62,10 +66,10 @@ type Outgoing struct {
 	// Body is valid UTF-8 text of at most [MaxBody] bytes. SQS refuses characters that XML 1.0 forbids. In a JSON body, queue/sqs
 	// escapes them.
 	Body []byte
-	// Value is the value that Body encodes, or nil. A queue in the same process may pass Value to the handler, which then need not decode
-	// Body. Sender and handler must not change Body or Value after the message was sent.
+	// Value is the Go value that Body encodes, or nil. A queue in the same process may pass Value to the handler, which then need not
+	// decode Body. The sender and the handler must not change Body or Value.
 	Value any
-	// Group has at most 128 characters of [A-Za-z0-9_-]. A FIFO queue keeps the order within a group, and a standard queue
+	// Group has at most 128 characters of [A-Za-z0-9_-]. A FIFO queue keeps the order of messages with the same group. A standard queue
 	// shares its consumers fairly among the groups.
 	Group string
 	// Owner identifies on whose behalf the message is handled, for example a principal. Consumers serve the owners in turn. One owner can
@@ -76,11 +80,11 @@ type Outgoing struct {
 	// Dedup is a deduplication id, in the same format as Group. A FIFO queue drops a message if it accepted one with the same id in
 	// the last five minutes. Standard queues do not deduplicate.
 	Dedup string
-	// Delay postpones the delivery by whole seconds, up to [MaxDelay]. FIFO queues have no delays.
+	// Delay postpones the delivery by whole seconds, up to [MaxDelay]. A message on a FIFO queue cannot have a delay.
 	Delay time.Duration
 }
 
-// Check returns an error if a message for the queue breaks a limit of [Outgoing]. Adapters call it.
+// Check returns an error if a message for the queue breaks a limit of [Outgoing]. Each adapter calls it before it sends the message.
 func Check(name Name, m *Outgoing) error {
 	switch {
 	case len(m.Body) == 0 || !utf8.Valid(m.Body):
@@ -105,7 +109,8 @@ func Check(name Name, m *Outgoing) error {
 
 func validID(s string) bool { return len(s) <= maxID && store.IsWord(s) }
 
-// Escape replaces U+FFFE and U+FFFF in JSON by escapes, because XML 1.0 forbids these characters and so SQS refuses them.
+// Escape replaces the characters U+FFFE and U+FFFF in a JSON text with JSON escapes. SQS refuses these characters because XML 1.0 forbids
+// them.
 func Escape(body []byte) []byte {
 	body = bytes.ReplaceAll(body, []byte("\uFFFE"), []byte(`\ufffe`))
 	return bytes.ReplaceAll(body, []byte("\uFFFF"), []byte(`\uffff`))
@@ -115,36 +120,36 @@ func Escape(body []byte) []byte {
 type Message struct {
 	ID string
 	Outgoing
-	// Received is how often the message was delivered to a handler, including this time. After a crash it may be too low,
-	// because counts that were only in memory are lost.
+	// Received is how often the queue has delivered the message to a handler, including this time. It may be too low after a crash,
+	// because some counts are only in memory.
 	Received int
 	// First is true if the queue knows that no handler has received the message before, not even in an earlier process.
 	First bool
 	// Sent is when the queue accepted the message.
 	Sent time.Time
-	// Unwritten says that the message was forwarded and is not durable yet; see [Forwarder].
+	// Unwritten says that the message was sent with [Forwarder] and is not durable yet.
 	Unwritten bool
-	// From is set if the message was received too often on another queue, so that SQS moved it to this queue unchanged. It is the
-	// name of the other queue.
+	// From is the queue from which SQS moved the message to this queue, because it was received there too often. It is empty if SQS did
+	// not move the message.
 	From Name
 	// Attributes are the SQS message attributes that a sender to [Inbox] has set, with binary values in base64.
 	Attributes map[string]string
 }
 
-// Sender puts messages on queues. Send returns when all messages are durable. After an error some of them may have been sent.
+// Sender puts messages on queues. Send returns when all messages are durable. If it returns an error, some of the messages may have been
+// sent.
 type Sender interface {
 	Send(ctx context.Context, q Name, msgs ...Outgoing) error
 }
 
-// Forwarder is a [Sender] whose consumers are in the same process.
+// Forwarder is a [Sender] that can give messages to handlers in the same process before the messages are durable. A handler's own writes
+// are committed together with its message or later.
 //
-// Forward sends messages whose handlers may start before the messages are written. A handler's own writes are committed
-// together with its message or later.
+// On a FIFO queue, Forward returns when all messages are durable. On a standard queue, it returns when each message is durable or
+// accepted by its handler. If Forward returns an error, handlers may have accepted some of the messages nevertheless.
 //
-// On a FIFO queue, Forward returns when all messages are durable. If it returns an error, a handler may have accepted some of
-// them nevertheless. On a standard queue, it returns when each message is durable or accepted, and a message that is accepted
-// within milliseconds is never written. So the caller must be able to create the messages again until Forward returns, for
-// example from the message that caused them.
+// A message on a standard queue that is accepted within milliseconds is never written. So the caller must be able to create the messages
+// again until Forward returns, for example from the message that caused them.
 type Forwarder interface {
 	Forward(ctx context.Context, q Name, msgs ...Outgoing) error
 }
@@ -157,29 +162,30 @@ func Forward(ctx context.Context, s Sender, q Name, msgs ...Outgoing) error {
 	return s.Send(ctx, q, msgs...)
 }
 
-// Handler handles a batch and returns the ids of the messages that failed. The queue redelivers them after [Backoff] and
-// deletes the others. On a FIFO queue, a handler that fails a message must also fail the later messages of its group, because
-// they would overtake it. An error fails the whole batch.
+// Handler handles a batch of messages and returns the ids of the messages that failed. The queue redelivers these messages after
+// [Backoff] and deletes the others. If the handler returns an error, the whole batch has failed.
+//
+// On a FIFO queue, a handler that fails a message must also fail the batch's later messages of the same group, because they would
+// otherwise overtake it.
 type Handler func(ctx context.Context, batch []Message) (failed []string, err error)
 
-// Call calls the handler and returns its panic as an error.
+// Call calls the handler. If the handler panics, Call returns the panic as an error.
 func (h Handler) Call(ctx context.Context, batch []Message) (failed []string, err error) {
 	defer fault.Recovered(&err)
 	return h(ctx, batch)
 }
 
-// ConsumeOptions are the settings of [Consumer.Consume]. On AWS, an event source mapping has similar ones.
+// ConsumeOptions are the settings of [Consumer.Consume]. An SQS event source mapping has similar settings.
 type ConsumeOptions struct {
-	// Batch is the largest number of messages per call; 0 means 10.
+	// Batch is the largest number of messages per call of the handler; 0 means 10.
 	Batch int
-	// Concurrency is the number of concurrent calls; 0 means 1.
+	// Concurrency is the number of concurrent calls of the handler; 0 means 1.
 	Concurrency int
-	// Visibility is how long the messages of a call stay in flight if its process dies; 0 means 30 s. The context of the call ends
-	// after this time, but the messages stay in flight until the handler returns.
+	// Visibility is the time after which the context of a handler's call ends; 0 means 30 s. The messages of the call stay in flight, and
+	// are not delivered again, until the handler returns. If the process dies, they stay in flight until that time is over.
 	Visibility time.Duration
-	// MaxReceives is the number of failures after which a message moves to [Dead]; 0 means that it never moves. If several
-	// messages of a FIFO group fail together, only the first one counts a failure, because the handler fails the others only to
-	// keep the order.
+	// MaxReceives is the number of failures after which a message moves to [Dead]; 0 means that it never moves. If several messages of a
+	// FIFO group fail together, only the first one counts a failure, because the handler fails the others only to keep the order.
 	MaxReceives int
 	// PerGroup limits how many messages of one group of a standard queue are handled concurrently; 0 means no limit. Messages
 	// without a group are not limited. SQS has no such limit.
@@ -189,15 +195,14 @@ type ConsumeOptions struct {
 	Bytes int
 }
 
-// Consumer runs handlers outside of Lambda.
+// Consumer calls handlers outside of Lambda, for example in a stand-alone server.
 type Consumer interface {
-	// Consume calls h until ctx ends, then waits for running calls and returns.
+	// Consume calls h with batches of the queue q until ctx ends. It then waits for running calls of h and returns.
 	Consume(ctx context.Context, q Name, h Handler, opts ConsumeOptions) error
 }
 
-// MaxReceives is the number of failures after which a message becomes a dead letter. SQS allows no larger number. With the pauses
-// of [Backoff], that many failures take about ten days, so SQS does not delete the message first, which it would do after 14
-// days.
+// MaxReceives is the number of failures after which a message becomes a dead letter, which is a message on [Dead]. SQS allows no larger
+// number. With the pauses of [Backoff], that many failures take about ten days, less than the 14 days after which SQS deletes a message.
 const MaxReceives = 1000
 
 // Backoff returns how long a failed message waits before it is delivered again. The wait is one second after the first receive
@@ -211,7 +216,7 @@ func Backoff(received int) time.Duration {
 	return d - d/5 + rand.N(2*d/5+1)
 }
 
-// ReasonReceives is the reason in the dead letter of a message that failed [ConsumeOptions.MaxReceives] times.
+// ReasonReceives is the [DeadLetter.Reason] of a message that failed [ConsumeOptions.MaxReceives] times.
 const ReasonReceives = "received too often"
 
 // Depth tells an operator how many messages a queue has, and when the oldest of them was sent.
@@ -220,32 +225,33 @@ type Depth struct {
 	Oldest                     time.Time
 }
 
-// Discarder is a queue that can discard its delayed messages whose bodies contain one of the given texts. A queue without this
-// method delivers them when they are due.
+// Discarder is a set of queues that can discard delayed messages. Discard deletes the delayed messages of the queue q whose bodies
+// contain one of the texts. Queues without this method deliver such messages when they are due.
 type Discarder interface {
 	Discard(ctx context.Context, q Name, texts ...string) error
 }
 
-// DeadLetter is the body of a message on [Dead]: a message that no handler could handle, with its queue and the reason.
+// DeadLetter is the body of a message on [Dead]. It describes a message that no handler could handle, and says from which queue it comes
+// and why it failed.
 type DeadLetter struct {
 	V      int    `json:"v"`
 	Queue  Name   `json:"queue"`
 	Reason string `json:"reason"`
-	// Faults has details of the reason, for example the faults that the validation of an event found.
+	// Faults has details of Reason, for example the faults that the validation of an event found. It may be missing.
 	Faults json.RawMessage `json:"faults,omitempty"`
-	// Message is the id that the message had on its queue.
+	// Message is the id that the failed message had on its queue.
 	Message  string `json:"message,omitempty"`
 	Group    string `json:"group,omitempty"`
 	Owner    string `json:"owner,omitempty"`
 	Received int    `json:"received,omitempty"`
-	// Attributes are left out if they would leave too little room for the body.
+	// Attributes are the SQS message attributes of the failed message. They are left out if they would leave too little room for Body.
 	Attributes map[string]string `json:"attributes,omitempty"`
 	Sent       time.Time         `json:"sent"`
 	Dead       time.Time         `json:"dead,omitzero"`
-	// Body is plain text, or encoded as [DeadLetter.Content] decodes it.
+	// Body is the body of the failed message, as plain text or in the given Encoding. [DeadLetter.Content] decodes it.
 	Body     string `json:"body"`
 	Encoding string `json:"encoding,omitempty"`
-	// Truncated says that Body is only the beginning of Size bytes.
+	// Truncated says that Body has only the beginning of the failed message's body, which had Size bytes.
 	Truncated bool `json:"truncated,omitempty"`
 	Size      int  `json:"size,omitempty"`
 }
@@ -254,15 +260,17 @@ const (
 	// deadLetterVersion is the value of [DeadLetter.V]. Dead letters of version 1 lack the fields message, group, received, dead,
 	// encoding and size.
 	deadLetterVersion = 2
-	// gzipBase64 is the encoding of a body that is not UTF-8 or is too large as text.
+	// gzipBase64 is the [DeadLetter.Encoding] of a body that is not UTF-8, or that is too large as plain text.
 	gzipBase64 = "gzip+base64"
-	// Size limits in bytes. They leave most of [MaxBody] for the body.
+	// maxReason, maxFaults and maxAttributes limit fields of a [DeadLetter] in bytes, so that most of [MaxBody] is left for the body of
+	// the failed message.
 	maxReason     = 2 << 10
 	maxFaults     = 32 << 10
 	maxAttributes = 32 << 10
 )
 
-// NewDeadLetter returns the dead letter for a message, which the caller then sends to [Dead]. faults has details of the reason or is nil.
+// NewDeadLetter returns a dead letter for the message m. The caller must send it to [Dead]. The parameter faults has details of the
+// reason, or is nil.
 func NewDeadLetter(from Name, m Message, reason string, faults any, now time.Time) Outgoing {
 	l := DeadLetter{
 		V: deadLetterVersion, Queue: from, Reason: fault.Clip(reason, maxReason),
@@ -302,7 +310,7 @@ func (l DeadLetter) encode() []byte {
 	return Escape(bytes.TrimSuffix(b.Bytes(), []byte("\n")))
 }
 
-// ParseDeadLetter reads the body of a message on [Dead].
+// ParseDeadLetter decodes the body of a message on [Dead].
 func ParseDeadLetter(body []byte) (DeadLetter, error) {
 	var l DeadLetter
 	if err := json.Unmarshal(body, &l); err != nil {
@@ -314,7 +322,7 @@ func ParseDeadLetter(body []byte) (DeadLetter, error) {
 	return l, nil
 }
 
-// Content returns the body of the message, or only its beginning if the dead letter is Truncated.
+// Content returns the body of the failed message. If the dead letter is Truncated, it returns only the beginning of that body.
 func (l DeadLetter) Content() ([]byte, error) {
 	if l.Encoding == "" {
 		return []byte(l.Body), nil
@@ -343,16 +351,16 @@ func compress(body []byte) string {
 	return b.String()
 }
 
-// SendItemLetter sends the key and value of a stored item that cannot be decoded to [Dead], as a dead letter whose Queue is
-// "table:" and the table's name.
+// SendItemLetter sends a dead letter to [Dead] for a stored item that cannot be decoded. The dead letter has the item's key and value.
+// Its Queue is "table:" and the table's name.
 func SendItemLetter(ctx context.Context, q Sender, it *store.Item, reason string, now time.Time) error {
 	m := Message{ID: it.Partition + " " + it.Sort, Outgoing: Outgoing{Body: it.Value}}
 	letter := NewDeadLetter(Name("table:"+it.Table), m, reason, nil, now)
 	return fault.Wrap(fault.Unavailable, q.Send(ctx, Dead, letter), "dead-letter an item that cannot be decoded")
 }
 
-// DeadLetterItem sends a stored item that cannot be decoded to [Dead] and deletes it, so that a periodic job does not fail on
-// it again.
+// DeadLetterItem sends a stored item that cannot be decoded to [Dead] and deletes it from the store, so that a periodic job does not fail
+// on it again.
 func DeadLetterItem(ctx context.Context, q Sender, db store.DB, it *store.Item, reason error, now time.Time, log *slog.Logger) error {
 	if err := SendItemLetter(ctx, q, it, fault.Public(reason), now); err != nil {
 		return err
