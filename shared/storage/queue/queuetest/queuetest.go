@@ -1,5 +1,5 @@
-// Package queuetest is the suite that every adapter of [queue.Sender] and [queue.Consumer] passes. Cases run in parallel, each with its own
-// queues, so that waiting for a delay or a visibility timeout costs the suite little.
+// Package queuetest is the test suite for all implementations of [queue.Sender] and [queue.Consumer]. The cases run in parallel, each
+// with its own queues, so that their waits for delays and visibility timeouts overlap.
 package queuetest
 
 import (
@@ -28,12 +28,12 @@ type Backend interface {
 	Grain() time.Duration
 }
 
-// Run tests the queues that open returns. open is called once for each case, and closes the queues with t.Cleanup.
+// Run tests the queues that open returns. It calls open once for each case, and open must close the queues with t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) Backend) {
 	run(t, func(t *testing.T, c testCase) { c.run(&bench{T: t, Backend: open(t)}) })
 }
 
-// RunInBubbles tests queues in this process like [Run]. Each case runs in a synctest bubble, so that delays take no time.
+// RunInBubbles tests queues that run in this process, like [Run]. Each case runs in a synctest bubble, where delays take no time.
 func RunInBubbles(t *testing.T, open func(t *testing.T) Backend) {
 	run(t, func(t *testing.T, c testCase) {
 		synctest.Test(t, func(t *testing.T) { c.run(&bench{T: t, Backend: open(t)}) })
@@ -147,8 +147,8 @@ func (r *record) bodies() []string {
 	return out
 }
 
-// originals returns the bodies that the messages had before they moved to [queue.Dead]. A message that SQS moved still has its
-// own body, because SQS does not make a [queue.DeadLetter] of it.
+// originals returns the recorded bodies of messages on [queue.Dead] as they were before the messages became dead letters. A message that
+// SQS moved has its original body, because SQS does not make a [queue.DeadLetter] of it.
 func (r *record) originals() []string {
 	out := r.bodies()
 	for i, body := range out {
@@ -189,7 +189,8 @@ func (r *record) distinct() int {
 	return len(set)
 }
 
-// wait waits until holds returns true. Only one goroutine may wait for a record.
+// wait blocks until the function holds returns true. It calls holds again after each batch that r records. Only one goroutine may wait
+// for a record.
 func (b *bench) wait(r *record, what string, holds func() bool) {
 	b.Helper()
 	timeout := time.NewTimer(deadline)
