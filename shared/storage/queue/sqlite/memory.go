@@ -18,9 +18,9 @@ type memoryQueue struct {
 	sql  statements
 
 	lastID atomic.Int64 // of the last message sent or forwarded
-	// inherited is the largest id of a message that the previous process left in the file. Any message up to this id may have
-	// crashed that process, so workers count the receive in the file before they handle the message. Otherwise, a message that
-	// crashes every process would never become a dead letter.
+	// inherited is the largest id of a message that the previous process left in the file. Each of these messages may have crashed that
+	// process, so workers write its receive count to the file before they call the handler. Otherwise, a message that crashes every
+	// process would never become a dead letter.
 	inherited int64
 
 	dedup *dedup // nil on a standard queue
@@ -109,9 +109,9 @@ func (mq *memoryQueue) setUp(tx *engine.Tx) error {
 	return nil
 }
 
-// publish makes the messages of a committed transaction available. msgs are the new messages without a delay, in the order of
-// their ids. The messages with a delay stay in the file; delayed is their number, and the first of them is due at the time due,
-// in milliseconds since 1970.
+// publish makes messages available to workers after their transaction was committed. The parameter msgs has the messages without a delay,
+// in the order of their ids. The messages with a delay stay in the file: delayed is their number, and due is when the first of them is
+// due, in milliseconds since 1970.
 func (mq *memoryQueue) publish(msgs []*message, delayed int, due int64) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -131,7 +131,7 @@ func (mq *memoryQueue) publish(msgs []*message, delayed int, due int64) {
 	mq.wakeWorker()
 }
 
-// wakeWorker wakes one idle worker if a message is ready. That worker wakes the next one when it has taken its batch. So batches fill
+// wakeWorker wakes one idle worker if a message is ready. That worker wakes the next one after it has taken a batch, so that batches fill
 // before more workers run.
 func (mq *memoryQueue) wakeWorker() {
 	if n := len(mq.waiting); n > 0 && mq.window.ready.available() {
@@ -141,15 +141,15 @@ func (mq *memoryQueue) wakeWorker() {
 	}
 }
 
-// wakeReader wakes the pump (the queue's background goroutine) if it should read rows: messages are only in the file, and the window has
-// room for them.
+// wakeReader wakes the pump (the queue's background goroutine) to read rows, if messages are only in the file and memory has room for
+// them.
 func (mq *memoryQueue) wakeReader() {
 	if _, ok := mq.window.nextFetch(); ok {
 		mq.wakePump(time.Time{})
 	}
 }
 
-// wakePump makes the pump, which is the background goroutine of the queue, run at the given time at the latest.
+// wakePump makes the pump, the queue's background goroutine, run at the given time or earlier.
 func (mq *memoryQueue) wakePump(at time.Time) {
 	if mq.wakeAt.IsZero() || !at.Before(mq.wakeAt) {
 		return // the pump is working, and checks the queue again before it sleeps, or it wakes early enough by itself
@@ -181,45 +181,46 @@ type message struct {
 type place uint8
 
 const (
-	// placeFile: only in the file, and can be delivered.
+	// placeFile means that the message is only in the file and can be delivered.
 	placeFile place = iota
-	// placeDelayed: only in the file, and not due yet.
+	// placeDelayed means that the message is only in the file and its delay has not ended.
 	placeDelayed
-	// placeReady: in memory, and can be delivered in the order of its group.
+	// placeReady means that the message is in memory and waits for a worker.
 	placeReady
 	placeInFlight
-	// placeBlocked: a failed message at the front of its group in a FIFO queue. The group waits until the back-off of the message ends.
+	// placeBlocked means that the message failed and is at the front of its group in a FIFO queue. The group waits until the back-off of
+	// the message ends.
 	placeBlocked
-	// placeBackOff: a failed message of a standard queue until its back-off ends. The message stays in memory, but does not count against
-	// the window's limits, so that failing messages do not keep others out of memory.
+	// placeBackOff means that the message of a standard queue failed and waits until its back-off ends. It stays in memory, but does not
+	// count against the window's limits, so that failing messages do not keep others out of memory.
 	placeBackOff
-	// placeAccepted: accepted by a handler, or dropped because the sender got an error. Such a message has left the queue, like
-	// one in placeDead, but its row may not be deleted yet.
+	// placeAccepted means that a handler accepted the message, or that the queue dropped it because its sender got an error. The message
+	// has left the queue, as in placeDead, but its row may not be deleted yet.
 	placeAccepted
 	placeDead
 	places
 )
 
-// inWindow reports whether messages in this place count against the window's limits, maxMessages and maxBytes.
+// inWindow reports whether messages in this place count against the limits of [window], maxMessages and maxBytes.
 func (p place) inWindow() bool {
 	return p == placeReady || p == placeInFlight || p == placeBlocked
 }
 
-// row is the state of a message's row in the file. Only a forwarded message can be in memory before its row is written.
+// row is the state of a message's row in the file. Only a message of [Queues.Forward] can be in memory before its row is written.
 type row uint8
 
 const (
 	rowWritten row = iota
-	// rowAwaited means that the row is not written yet. If the message is accepted in this state, it never gets a row.
+	// rowAwaited means that the row is not written yet. If a handler accepts the message in this state, the message never gets a row.
 	rowAwaited
 	// rowWriting means that the row is part of a transaction that has not ended.
 	rowWriting
-	// rowFailed means that the row could not be written, so the body is only in memory.
+	// rowFailed means that the row could not be written, so the message is only in memory.
 	rowFailed
 )
 
-// backoff is an entry in the heap of back-offs. It ends at the time until. On a standard queue, it is for the failed message msg.
-// On a FIFO queue, it is for a group, and count is how many messages at the front of the group are blocked.
+// backoff is an entry in the heap of back-offs. The field until is the time when it ends. On a standard queue, the entry delays the
+// failed message msg. On a FIFO queue, it delays a group, and count is how many messages at the front of the group are blocked.
 type backoff struct {
 	until time.Time
 	msg   *message

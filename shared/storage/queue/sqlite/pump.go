@@ -14,14 +14,15 @@ import (
 )
 
 const (
-	// maxSleep is the longest sleep of the pump, and how often old deduplication ids are removed from the file.
+	// maxSleep is the longest sleep of the pump, which is the queue's background goroutine. It is also how often the pump removes old
+	// deduplication ids from the file.
 	maxSleep = time.Minute
-	// maxUntilDue is the longest time until a delayed row is due: the maximum delay and a minute for small corrections of the
-	// clock. If a row seems to be due later, the clock was set back after it was written, so the row counts as due.
+	// maxUntilDue is the longest time until a delayed row is due: the maximum delay, and a minute for small corrections of the clock. If
+	// a row seems to be due later, the clock was set back after the row was written, so the row counts as due now.
 	maxUntilDue = queue.MaxDelay + time.Minute
 )
 
-// pump does the background work of a queue: it ends back-offs and delays, reads rows for which the window has room, and repeats
+// pump is the background goroutine of a queue. It ends back-offs and delays, reads rows into memory when there is room, and repeats
 // failed writes.
 func (mq *memoryQueue) pump() {
 	timer := time.NewTimer(maxSleep)
@@ -46,7 +47,7 @@ func (mq *memoryQueue) pump() {
 	}
 }
 
-// sleep waits for the given time, or until the pump is woken. It returns false when the queue is closed.
+// sleep waits for the given time, or until the pump is woken. It returns false if the queue is closed.
 //
 // For a time of 0 it does not set the timer, because two timers that are due immediately break the race detector in a bubble of
 // testing/synctest (golang.org/issue/78156).
@@ -64,7 +65,7 @@ func (mq *memoryQueue) sleep(timer *time.Timer, pause time.Duration) bool {
 	return true
 }
 
-// nextPause returns how long the pump may sleep. failed says that its last round must be repeated soon.
+// nextPause returns how long the pump may sleep. The parameter failed says that a read or write has failed and must be repeated soon.
 func (mq *memoryQueue) nextPause(failed bool) time.Duration {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -119,7 +120,8 @@ func (mq *memoryQueue) endBackoffs(now time.Time) {
 	mq.wakeWorker()
 }
 
-// untilDue returns how long it is until a delayed row is due, see [maxUntilDue]. The parameter due is in milliseconds since 1970.
+// untilDue returns how long it takes until a delayed row is due. The parameter due is the row's time in milliseconds since 1970. If the
+// result would exceed [maxUntilDue], the row counts as due and the result is 0.
 func (mq *memoryQueue) untilDue(due int64) time.Duration {
 	wait := time.UnixMilli(due).Sub(mq.q.engine.Now())
 	if wait > maxUntilDue {
@@ -128,7 +130,7 @@ func (mq *memoryQueue) untilDue(due int64) time.Duration {
 	return wait
 }
 
-// endDelays makes delayed messages ready when they are due, as far as memory has room for them.
+// endDelays reads delayed messages from the file when they are due and makes them ready, as far as memory has room for them.
 func (mq *memoryQueue) endDelays() error {
 	for {
 		mq.mu.Lock()
@@ -213,11 +215,11 @@ func (mq *memoryQueue) readAhead() error {
 	}
 }
 
-// Consume runs opts.Concurrency workers until ctx ends or the queues are closed.
+// Consume runs opts.Concurrency workers until ctx ends or the queues are closed. As on Lambda, a panic of h and an unknown id in its
+// result fail the whole batch.
 //
-// The context of a call does not end with ctx, so that a running call can finish. It ends after the visibility timeout, or when
-// the queues are closed. The messages of the call stay in flight until it returns. As on Lambda, a panic of h and an unknown id in
-// its result fail the whole batch.
+// The context of a handler's call does not end with ctx, so that a running call can finish. It ends after the visibility timeout, or when
+// the queues are closed. The messages of the call stay in flight until the handler returns.
 func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, opts queue.ConsumeOptions) error {
 	mq, err := q.findQueue(name)
 	if err != nil {
@@ -253,7 +255,8 @@ func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, 
 	return nil
 }
 
-// work takes and handles batches until ctx ends or the queues are closed. calls is the parent of the handlers' contexts.
+// work takes batches of messages and handles them until ctx ends or the queues are closed. The parameter calls is the parent of the
+// contexts of the handler's calls.
 func (mq *memoryQueue) work(ctx, calls context.Context, h queue.Handler, opts *queue.ConsumeOptions) {
 	for ctx.Err() == nil && mq.q.open.Err() == nil {
 		b, woken := mq.take(opts)
@@ -278,15 +281,16 @@ type batch struct {
 	msgs    []*message
 	handed  []queue.Message // msgs in the form in which the handler gets them
 	refused []*message      // messages of a FIFO queue that the handler does not get, because their senders got an error
-	// counted is set if a message may be from an earlier process; see [memoryQueue.inherited]. The new receive count
-	// must then be written before the handler gets the message.
+	// counted is true if a message of the batch may be from an earlier process; see [memoryQueue.inherited]. The worker must then write
+	// the receive counts before it calls the handler.
 	counted bool
-	// exhausted is set for a batch with a single message that was received as often as allowed, but in processes that ended
-	// before its handler returned. The message becomes a dead letter, and the handler does not get it.
+	// exhausted is true if the only message of the batch was received as often as allowed, by processes that ended before its handler
+	// returned. The message becomes a dead letter without another call of the handler.
 	exhausted bool
 }
 
-// take returns the next batch for a worker, or else a channel that receives when a message may be ready.
+// take returns the next batch for a worker. If no message is ready, it returns a channel instead, which receives a value when a message
+// may be ready.
 func (mq *memoryQueue) take(opts *queue.ConsumeOptions) (*batch, chan struct{}) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -338,15 +342,16 @@ func (mq *memoryQueue) stopWaiting(woken chan struct{}) {
 	mq.wakeWorker()
 }
 
-// always reports that a message failed. [memoryQueue.handle] returns this function if the whole batch failed, and never if the
-// whole batch succeeded.
+// always reports for each message that it failed. [memoryQueue.handle] returns the function always if the whole batch failed, and the
+// function never if the whole batch succeeded.
 func always(*message) bool { return true }
 
 func never(*message) bool { return false }
 
 func microseconds(us int64) time.Time { return time.UnixMicro(us).UTC() }
 
-// handle calls h with the batch and returns a function that reports whether a message failed. limit is the visibility timeout.
+// handle calls h with the batch and returns a function that reports whether a message failed. The parameter limit is the visibility
+// timeout, after which the context of the call ends.
 func (mq *memoryQueue) handle(ctx context.Context, h queue.Handler, b *batch, limit time.Duration) (failed func(*message) bool) {
 	switch {
 	case len(b.msgs) == 0:
@@ -398,7 +403,8 @@ func (mq *memoryQueue) handle(ctx context.Context, h queue.Handler, b *batch, li
 	return func(m *message) bool { return bad[m.id] }
 }
 
-// readBodies reads the bodies that are not in memory. If an operator has deleted a message's row with SQL, its body stays nil.
+// readBodies reads the message bodies that are not in memory from the file. If an operator has deleted a message's row with SQL, the body
+// stays nil.
 func (mq *memoryQueue) readBodies(ctx context.Context, b *batch) error {
 	return mq.q.engine.Read(ctx, func(c *engine.Conn) error {
 		for i, m := range b.msgs {

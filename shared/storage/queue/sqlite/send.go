@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// maxSend and maxSendBytes limit the messages and the bytes that Send writes in one transaction, so that other writes do not
-	// wait long for a large send.
+	// maxSend and maxSendBytes limit how many messages and bytes Send writes in one transaction, so that other writes do not wait long
+	// for a large send.
 	maxSend      = 250
 	maxSendBytes = 4 << 20
 )
 
-// Send writes the messages in their order. Many messages take several transactions.
+// Send writes the messages to the file in their order. A large send takes several transactions.
 func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
 	mq, err := q.findQueue(name)
 	if err != nil {
@@ -75,8 +75,8 @@ type sending struct {
 	due     int64 // when the first of the delayed messages is due
 	at      time.Time
 	fresh   []digest // deduplication ids that the queue has not accepted before
-	// If a message with the same deduplication id is being forwarded, repeated is the job that forwards it, and this job writes
-	// nothing.
+	// repeated is the job that is still forwarding a message with the same deduplication id, or nil. If there is such a job, this one
+	// writes nothing.
 	repeated *forwarding
 }
 
@@ -131,17 +131,17 @@ func (s *sending) Done(err error) {
 }
 
 const (
-	// dedupWindow is how long a queue drops further messages with a deduplication id. It is five minutes as in SQS.
+	// dedupWindow is how long a queue drops further messages with the same deduplication id. It is five minutes, as in SQS.
 	dedupWindow = 5 * time.Minute
-	// dedupSpan is the time that a [generation] covers. Old ids are removed a whole generation at a time.
+	// dedupSpan is the time that a [generation] of deduplication ids covers. The queue forgets old ids one generation at a time.
 	dedupSpan = dedupWindow / 2
-	// maxDedup bounds the deduplication ids in memory, at about 50 bytes each. If there are more, the oldest [generation] is dropped
-	// early.
+	// maxDedup limits the deduplication ids in memory, which take about 50 bytes each. If there are more, the queue forgets the oldest
+	// [generation] early.
 	maxDedup = 1 << 22
-	// dedupStep limits how many rows with old deduplication ids one job deletes, because other writes wait for the job.
+	// dedupStep limits how many rows with old deduplication ids one job deletes, so that other writes do not wait long for the job.
 	dedupStep = 1000
-	// dedupStepBack is how far the clock may be set back before [dedup.rewind] corrects the times of all ids. After a smaller step the queue
-	// remembers ids for that much longer.
+	// dedupStepBack is how far the clock may be set back before [dedup.rewind] corrects the times of all deduplication ids. After a
+	// smaller step, the queue remembers ids for that much longer.
 	dedupStepBack = time.Minute
 )
 
@@ -154,8 +154,8 @@ func digestOf(id string) digest {
 	return digest(sum[:16])
 }
 
-// dedup remembers the deduplication ids that a queue has accepted in the last five minutes, in memory and in the file. Each
-// [sending] or [forwarding] writes its new ids into one row.
+// dedup remembers the deduplication ids that a queue has accepted in the last five minutes, in memory and in the file. Each [sending] or
+// [forwarding] job writes its new ids into one row.
 type dedup struct {
 	table   string
 	insert  string
@@ -164,13 +164,14 @@ type dedup struct {
 	mu          sync.Mutex
 	generations []generation // oldest first
 	latest      int64        // the time of the newest id, in seconds since 1970
-	// pending has the ids that jobs have claimed in the engine's latest transaction. attempt is the number of that transaction.
+	// pending has the deduplication ids that jobs have claimed in the engine's latest transaction. The field attempt is the number of
+	// that transaction.
 	pending    map[digest]bool
 	attempt    int64
 	forwarding map[digest]*forwarding
 }
 
-// generation has the deduplication ids that were accepted within [dedupSpan] after start, with their times.
+// generation has the deduplication ids that the queue accepted within [dedupSpan] after start, and when it accepted each of them.
 type generation struct {
 	start time.Time
 	ids   map[digest]int64 // seconds since 1970
@@ -183,7 +184,8 @@ func newDedup(table string) *dedup {
 	}
 }
 
-// setUp reads the ids of the last five minutes. The id of a row is its time in microseconds.
+// setUp reads the deduplication ids of the last five minutes from the file. The id of a row is the time when its deduplication ids were
+// accepted, in microseconds since 1970.
 func (d *dedup) setUp(tx *engine.Tx) error {
 	if err := tx.Exec("CREATE TABLE IF NOT EXISTS " + d.table + " (id INTEGER PRIMARY KEY, digests BLOB NOT NULL)"); err != nil {
 		return err
@@ -205,9 +207,9 @@ func (d *dedup) setUp(tx *engine.Tx) error {
 	}
 }
 
-// claim returns the messages of s that repeat no earlier message, and marks their deduplication ids as pending, so that a later
-// message with the same id in this transaction is a repetition too. If one of the messages repeats one that is being forwarded,
-// claim returns only the job that forwards it.
+// claim returns the messages of s whose deduplication ids are new. It marks these ids as pending, so that later messages with the same
+// ids in this transaction are dropped too. If a message with one of the ids is still being forwarded, claim returns only the job that
+// forwards it.
 func (d *dedup) claim(tx *engine.Tx, s *sending) (fresh []queue.Outgoing, repeated *forwarding) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -239,8 +241,8 @@ func (d *dedup) claim(tx *engine.Tx, s *sending) (fresh []queue.Outgoing, repeat
 	return fresh, nil
 }
 
-// rewind changes times of ids that are in the future to now, because the clock was set back. Otherwise the queue would remember
-// these ids until the clock has caught up.
+// rewind corrects the times of deduplication ids after the clock was set back: it changes times in the future to now. Otherwise the queue
+// would remember these ids until the clock has caught up.
 func (d *dedup) rewind(now time.Time) {
 	if d.latest <= now.Add(dedupStepBack).Unix() {
 		return
@@ -268,8 +270,8 @@ func (d *dedup) accepted(id digest, now time.Time) bool {
 	return false
 }
 
-// reserve records the deduplication ids of the messages that f forwards, so that a send with one of these ids waits for f. It returns
-// false if the queue already has one of the ids.
+// reserve records the deduplication ids of the messages that f forwards, so that a [Queues.Send] with one of these ids waits for f. It
+// returns false if one of the ids is not new.
 func (d *dedup) reserve(f *forwarding, msgs []queue.Outgoing, now time.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -288,7 +290,8 @@ func (d *dedup) reserve(f *forwarding, msgs []queue.Outgoing, now time.Time) boo
 	return true
 }
 
-// settle ends the reservation of f's deduplication ids. If f was committed, the queue remembers the ids as accepted.
+// settle ends the reservation of f's deduplication ids after f has ended with the error err. If err is nil, the queue remembers the ids
+// as accepted.
 func (d *dedup) settle(f *forwarding, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -344,9 +347,10 @@ func (d *dedup) remember(ids []digest, at time.Time) {
 	d.latest = max(d.latest, at.Unix())
 }
 
-// forgetting is an [engine.Job] that deletes up to [dedupStep] rows that are older than [dedupWindow]. It also deletes rows that are more
-// than [dedupStepBack] in the future, because the clock was set back. The id of a row is its time and must be greater than all earlier
-// ids, so every new row would be in the future too.
+// forgetting is an [engine.Job] that deletes up to [dedupStep] rows with deduplication ids that are older than [dedupWindow].
+//
+// It also deletes rows that are more than [dedupStepBack] in the future, because the clock was set back after they were written. The id
+// of a row is its time and must be greater than all earlier ids. So without the deletion, every new row would be in the future too.
 type forgetting struct {
 	d    *dedup
 	last int64 // the largest id of a row that may stay
@@ -369,7 +373,8 @@ func (f *forgetting) Done(err error) {
 	}
 }
 
-// forget deletes old deduplication ids. It also calls [dedup.rewind], because the clock may have been set back while no messages were sent.
+// forget deletes old deduplication ids from the file. It also calls [dedup.rewind], because the clock may have been set back while no
+// messages were sent.
 func (d *dedup) forget(e *engine.Engine) error {
 	d.mu.Lock()
 	d.rewind(e.Now())
@@ -382,21 +387,21 @@ func (d *dedup) forget(e *engine.Engine) error {
 	}
 }
 
-// forwardWithin is how long a forwarded message may be without a row in the file. If its handler accepts it before the next commit, it
-// never gets a row.
+// forwardWithin is how long a message of [Queues.Forward] may wait for its row in the file. If a handler accepts the message before the
+// next commit, it never gets a row.
 const forwardWithin = 10 * time.Millisecond
 
-// forwardEventWithin replaces forwardWithin on a FIFO queue. It is shorter because the sender always waits for the row.
+// forwardEventWithin replaces [forwardWithin] on a FIFO queue. It is shorter because the sender always waits for the row.
 const forwardEventWithin = time.Millisecond
 
-// forwarding is an [engine.Job] that writes messages to the file. A handler may receive the messages before they are written.
-// On a standard queue, the sender waits until each message has a row or is accepted:
+// forwarding is an [engine.Job] that writes the messages of one call of [Queues.Forward] to the file. A handler may receive the messages
+// before they are written. On a standard queue, the sender waits until each message has a row or is accepted:
 //
 //	Forward ─▶ ready ─▶ handler ─▶ accepted: no row
 //	    └─▶ job: a row for each message that is not accepted yet
 //
-// On a FIFO queue, the sender waits for the job, which also writes the deduplication ids. The job is submitted before a worker
-// can take the messages. So the handler's writes are committed with the job or later, and the handler gets their outcome after
+// On a FIFO queue, the sender waits for the job, which also writes the deduplication ids. The job is submitted before a worker can take
+// the messages. So the handler's writes are committed with the job or later, and the handler learns their outcome after
 // [forwarding.Done].
 type forwarding struct {
 	queue *memoryQueue
@@ -410,9 +415,12 @@ type forwarding struct {
 
 var _ queue.Forwarder = (*Queues)(nil)
 
-// Forward implements [queue.Forwarder]. It calls Send if a message has a delay, if memory has no room for the messages, or if
-// earlier messages are still only in the file. On a FIFO queue it also calls Send if the messages would have to wait for a worker or for
-// their group, or if a message may be a repetition.
+// Forward implements [queue.Forwarder]. It calls Send instead in these cases:
+//
+//   - A message has a delay.
+//   - Memory has no room for the messages, or earlier messages are still only in the file.
+//   - The queue is a FIFO queue, and the messages would have to wait for a worker or for their group.
+//   - The queue is a FIFO queue, and a message may be a repetition.
 func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
 	mq, err := q.findQueue(name)
 	if err != nil {
@@ -493,7 +501,8 @@ func (mq *memoryQueue) forward(msgs []queue.Outgoing, size int) (*forwarding, er
 	return f, nil
 }
 
-// closeOne records that the sender no longer has to wait for a message, or for the job of a FIFO queue.
+// closeOne counts down [forwarding.open], which is the number of messages and jobs that the sender still waits for. At zero the sender
+// stops waiting.
 func (f *forwarding) closeOne() {
 	if f.open.Add(-1) == 0 {
 		close(f.done)
@@ -532,8 +541,10 @@ func (f *forwarding) Apply(tx *engine.Tx) error {
 	return nil
 }
 
-// Done ends the wait of the sender. If the messages could not be written, a standard queue still delivers them from memory, and
-// the sender, which gets an error, may send them again. A FIFO queue drops them, unless a handler already has them and succeeds.
+// Done ends the wait of the sender. If the messages could not be written, the sender gets an error.
+//
+// After an error, a standard queue still delivers the messages from memory, although the sender may send them again. A FIFO queue drops
+// them, unless a handler already has them and succeeds.
 func (f *forwarding) Done(err error) {
 	mq := f.queue
 	if mq.dedup != nil {

@@ -16,10 +16,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// retryAfter is the time between two attempts to read or write after an error.
+// retryAfter is how long a queue waits after a failed read or write of the file before it tries again.
 const retryAfter = time.Second
 
-// settle accepts each message of a handled batch, dead-letters it, or lets it wait for its back-off.
+// settle records the outcome of each message of a handled batch. The message is accepted, becomes a dead letter, or waits for its next
+// delivery.
 func (mq *memoryQueue) settle(b *batch, failed func(*message) bool, opts *queue.ConsumeOptions) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -45,8 +46,8 @@ func (mq *memoryQueue) settle(b *batch, failed func(*message) bool, opts *queue.
 	mq.wakeReader()
 }
 
-// settleGroups puts the failed messages of a FIFO group back at its front. Only the first of them counts a receive, because the handler
-// fails the others only to keep the order.
+// settleGroups is [memoryQueue.settle] for a FIFO queue. It puts the failed messages of a group back at the group's front. Only the first
+// of them counts a receive, because the handler fails the others only to keep the order.
 func (mq *memoryQueue) settleGroups(b *batch, failed func(*message) bool, opts *queue.ConsumeOptions, now time.Time) {
 	type outcome struct {
 		back  []*message
@@ -108,7 +109,8 @@ func (mq *memoryQueue) accept(m *message) {
 	mq.settled.accepted = append(mq.settled.accepted, m.id)
 }
 
-// fail counts a failure. It returns true if the message is to be delivered again, and otherwise dead-letters it.
+// fail counts a failure of a message. It returns true if the message is to be delivered again. Otherwise the message becomes a dead
+// letter.
 func (mq *memoryQueue) fail(m *message, opts *queue.ConsumeOptions) (again bool) {
 	if mq.exhausted(m, opts) {
 		mq.settled.dead = append(mq.settled.dead, m)
@@ -120,8 +122,8 @@ func (mq *memoryQueue) fail(m *message, opts *queue.ConsumeOptions) (again bool)
 	return true
 }
 
-// exhausted reports whether a message was received as often as opts allow. A message on [queue.Dead] never is, because it cannot
-// move to another queue.
+// exhausted reports whether a message was received as often as opts.MaxReceives allows. For a message on [queue.Dead] it returns false,
+// because such a message cannot move to another queue.
 func (mq *memoryQueue) exhausted(m *message, opts *queue.ConsumeOptions) bool {
 	return opts.MaxReceives > 0 && m.received >= opts.MaxReceives && mq.name != queue.Dead
 }
@@ -137,8 +139,8 @@ type handlerResults struct {
 	receives []receiveCount
 }
 
-// receiveCount is how often a message was received. It is written to the message's row after a failure. For a message that an
-// earlier process left in the file, it is written before the handler gets the message.
+// receiveCount is how often a message was received. The queue writes it to the message's row after a failure. For a message that an
+// earlier process left in the file, it writes the count before the handler gets the message.
 type receiveCount struct {
 	id       int64
 	received int
@@ -154,23 +156,23 @@ func (r *handlerResults) append(other *handlerResults) {
 	other.accepted, other.dead, other.receives = other.accepted[:0], other.dead[:0], other.receives[:0]
 }
 
-// submit adds the results in mq.settled to the next commit. They do not need their own commit, because a crash before the next
-// commit only means that the next process delivers the messages again. The failure of a message is then not counted. A message
-// that ends every process still becomes a dead letter; see [memoryQueue.inherited].
+// submit lets the next commit write the handler results in mq.settled. They need no commit of their own: after a crash, the next process
+// delivers the messages again, and only the count of their failures is lost. A message that crashes every process still becomes a dead
+// letter; see [memoryQueue.inherited].
 func (mq *memoryQueue) submit() {
 	if mq.submitted || mq.settled.empty() || !mq.resubmitAt.IsZero() {
 		return
 	}
-	// After Close the engine refuses the job, so the next process delivers the messages again.
+	// After Close, Lazily returns an error and the results are lost, so the next process delivers the messages again.
 	mq.submitted = mq.q.engine.Lazily(&settling{queue: mq}) == nil
 }
 
-// flush writes the results in mq.settled, and everything that was submitted before them, immediately.
+// flush writes the handler results in mq.settled immediately, with everything that was submitted before them.
 func (mq *memoryQueue) flush() error {
 	return mq.q.engine.Do(context.Background(), &settling{queue: mq})
 }
 
-// settling is an [engine.Job] that writes the handler results of a queue, including results that arrive until the job is applied.
+// settling is an [engine.Job] that writes the handler results of a queue. It includes results that arrive before the job is applied.
 type settling struct {
 	queue *memoryQueue
 	taken handlerResults
@@ -254,7 +256,8 @@ func (s *settling) deadLetter(tx *engine.Tx) error {
 	return nil
 }
 
-// Done makes new dead letters available after the commit. If the results could not be written, it keeps them for another attempt.
+// Done makes new dead letters available to consumers after the commit. If the handler results could not be written, it keeps them for
+// another attempt.
 func (s *settling) Done(err error) {
 	mq := s.queue
 	if err == nil {
@@ -274,13 +277,14 @@ func (s *settling) Done(err error) {
 	mq.wakePump(mq.resubmitAt)
 }
 
-// Limits of one step of [Queues.Discard]. Between two steps, other reads and writes can run.
+// discardRows limits how many rows [Queues.Discard] searches at a time, and discardDeletes how many rows it deletes at a time. Other
+// reads and writes can run in between.
 const (
 	discardRows    = 2000
 	discardDeletes = 500
 )
 
-// Discard implements [queue.Discarder]. It searches on a connection for reading, so that writes wait only while it deletes.
+// Discard implements [queue.Discarder]. It searches with a connection that only reads, so that writes wait only while it deletes.
 func (q *Queues) Discard(ctx context.Context, name queue.Name, texts ...string) error {
 	mq, err := q.findQueue(name)
 	if err != nil {
@@ -310,8 +314,8 @@ func (q *Queues) Discard(ctx context.Context, name queue.Name, texts ...string) 
 	return nil
 }
 
-// findDelayed reads up to [discardRows] delayed rows whose ids are greater than the parameter after. It returns the ids of the
-// rows whose bodies match, and the id of the last row. more says that there may be further rows.
+// findDelayed reads up to [discardRows] delayed rows whose ids are greater than the parameter after. It returns the ids of the rows whose
+// bodies match, and the id of the last row that it read. The result more says that there may be further rows.
 func (mq *memoryQueue) findDelayed(c *engine.Conn, after int64, matches func([]byte) bool) (found []int64, last int64, more bool, err error) {
 	s := c.Stmt(fmt.Sprintf("SELECT id, body FROM %s WHERE due > 0 AND id > ? ORDER BY id LIMIT %d", mq.sql.table, discardRows))
 	defer s.Reset()
@@ -329,8 +333,8 @@ func (mq *memoryQueue) findDelayed(c *engine.Conn, after int64, matches func([]b
 	}
 }
 
-// discarding is an [engine.Job] that deletes rows that are still delayed. It keeps rows that became due meanwhile, because
-// their messages are in memory.
+// discarding is an [engine.Job] that deletes the rows with the given ids if they are still delayed. It keeps rows that became due
+// meanwhile, because their messages are in memory.
 type discarding struct {
 	queue *memoryQueue
 	ids   []int64

@@ -1,19 +1,19 @@
-// Package sqlite keeps the queues of the stand-alone server in the store's SQLite file, and runs their handlers in this
-// process.
+// Package sqlite keeps the queues of the stand-alone server in the store's SQLite file, and calls their handlers in the same process.
 //
-// A message has a row in the file from before Send returns until the first commit after its handler has accepted it. Sends
-// share their commits with all other writes (package engine). Delivering a message needs no SQL, because each queue has a
-// [window] of messages in memory. Every message is in one [place]:
+// A message has a row in the file from before Send returns until the first commit after its handler has accepted it. Sends share their
+// commits with all other writes of the file (see package engine). Delivering a message needs no SQL, because each queue has a [window] of
+// messages in memory. Every message is in one [place]:
 //
 //	Send ─▶ file or delayed ─▶ ready ─▶ in flight ─┬─▶ accepted: the next commit deletes its row
 //	                             ▲                 ├─▶ dead: the next commit moves it to the dead letters
 //	                             └─────────────────┴─▶ back-off, or blocked in a FIFO queue
 //
-// Only memory knows which messages are in flight or wait for their back-off. After a crash the next process delivers those
-// messages again. Any of them may have caused the crash, so the next process counts a receive of each message in the file
-// before it calls the handler.
+// The file does not say which messages are in flight or wait for their back-off. After a crash, the next process delivers all messages in
+// the file again. Any of them may have caused the crash, so the next process counts a receive of each message in the file before it calls
+// the handler.
 //
-// The queues behave like SQS queues with an event source mapping, as queue/queuetest defines. Message bodies are opaque here.
+// The queues behave like SQS queues with an event source mapping, as the test suite queue/queuetest defines. The package does not decode
+// message bodies.
 package sqlite
 
 import (
@@ -32,15 +32,15 @@ import (
 type Options struct {
 	// Log defaults to [slog.Default].
 	Log *slog.Logger
-	// MaxReady bounds the messages of a queue that are ready or in flight in memory; 0 means 65,536.
+	// MaxReady limits how many messages of one queue are ready or in flight in memory; 0 means 65,536.
 	MaxReady int
-	// MaxBytes bounds the total size of the bodies of a queue's messages in memory; 0 means 64 MiB.
+	// MaxBytes limits the total size of the message bodies that one queue has in memory; 0 means 64 MiB.
 	MaxBytes int
-	// DeadLettered is called after n messages of a queue were dead-lettered because they failed too often; may be nil.
+	// DeadLettered, if not nil, is called after n messages of the queue q became dead letters because they failed too often.
 	DeadLettered func(q queue.Name, n int)
 }
 
-// Queues holds the queues of one file. Close it before the file, because Close writes the last results of handlers.
+// Queues holds the queues in one SQLite file. Close it before the engine of the file, because Close writes the last results of handlers.
 type Queues struct {
 	engine *engine.Engine
 	opts   Options
@@ -60,7 +60,7 @@ var (
 	_ queue.Consumer = (*Queues)(nil)
 )
 
-// Open opens the queues in the file of e.
+// Open opens the queues in the SQLite file of e.
 func Open(e *engine.Engine, opts Options) (*Queues, error) {
 	if opts.Log == nil {
 		opts.Log = slog.Default()
@@ -126,11 +126,11 @@ func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error
 	return d, fault.Wrap(engine.Kind(err), err, "read the depth of %s", name)
 }
 
-// closeTime is how long Close waits for handlers whose context it has ended.
+// closeTime is how long [Queues.Close] waits for handlers after it has ended their contexts.
 const closeTime = 5 * time.Second
 
-// Close ends the contexts of running calls, waits up to [closeTime] for their handlers, and writes their results. The
-// result of a handler that returns later is lost, and the next process delivers its messages again.
+// Close ends the contexts of running handlers, waits up to [closeTime] for them, and writes their results. The result of a handler that
+// returns later is lost, and the next process delivers its messages again.
 func (q *Queues) Close() error {
 	var err error
 	q.once.Do(func() {

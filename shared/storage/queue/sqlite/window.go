@@ -15,23 +15,22 @@ const (
 	// spillShare limits the ready messages of one group to an eighth (1/spillShare) of the free room in memory, so that they do not
 	// keep other groups out; see [window.groupLimit].
 	spillShare = 8
-	// spillIDs limits the range of ids in which one read searches for the rows of a spilled group, because most rows in the range may belong
-	// to other groups.
+	// spillIDs limits the range of ids in which one read searches for rows of a spilled group, which is a group with rows left in the
+	// file. Most rows in the range may belong to other groups.
 	spillIDs = 20_000
 )
 
-// window holds the messages of a queue that are in memory and knows which rows of the file are not.
+// window holds the messages of a queue that are in memory, and knows which rows of the file are not in memory.
 //
 // The rows up to the id loaded are, or were, in memory. The rows after loaded, up to the id newest, arrived while memory had no room, and
 // [window.nextFetch] says when to read them. Three kinds of rows need more than these two ids:
 //
 //   - Delayed rows are not in the window. They become ordinary rows when they are due.
-//   - Forwarded messages, and delayed messages that became due, may be in memory although their ids are greater than loaded.
-//     When the window comes to these early rows, it skips them.
-//   - A group with many messages must not fill the memory, because all other groups would then wait for it. So a group may use an
-//     eighth of the free room in one half of the memory. With n such groups, n/(n+8) of this half is full, so there is always
-//     room for another group. The remaining rows of a large group are spilled: they stay in the file until few messages of the
-//     group are left in memory.
+//   - Forwarded messages, and delayed messages that became due, may be in memory although their ids are greater than loaded. These rows
+//     are called early. When a later read reaches them, it skips them.
+//   - A group with many messages must not fill the memory, because all other groups would then wait for it. So a group may use an eighth
+//     of the free room in one half of the memory. With n such groups, n/(n+8) of this half is full, so there is always room for another
+//     group. The remaining rows of a large group are spilled: they stay in the file until few messages of the group are left in memory.
 type window struct {
 	maxMessages, maxBytes int
 
@@ -44,19 +43,20 @@ type window struct {
 	spills         map[string]*spill
 }
 
-// spill describes a group of which some rows were left in the file. As long as there are such rows, new messages of the group stay in the
-// file too, so that they do not overtake the spilled ones.
+// spill describes a group with rows that stay in the file because the group has many messages in memory. As long as there are such rows,
+// the group's new messages stay in the file too, so that they do not overtake the older ones.
 type spill struct {
 	group string
-	// from is the id of the first spilled row. All rows of the group from there to [window.loaded] are spilled, except early ones.
+	// from is the id of the first row that stayed in the file. All rows of the group from there to [window.loaded] stayed in the file,
+	// except the rows in early.
 	from  int64
 	early map[int64]bool
-	// late has the ids of spilled rows before from. Their messages were delayed, and became due after the rows around them had
-	// been read.
+	// late has the ids of rows before from that stayed in the file. Their messages were delayed, and became due after the rows around
+	// them had been read.
 	late []int64
 }
 
-// move changes the place of a message and updates the window's counts.
+// move changes the place of a message, for example from placeReady to placeInFlight, and updates the window's counts.
 func (w *window) move(m *message, to place) {
 	w.counts[m.place]--
 	w.counts[to]++
@@ -72,7 +72,7 @@ func (w *window) move(m *message, to place) {
 	m.place = to
 }
 
-// depth counts the messages by place. A failed message that waits for its back-off counts as in flight.
+// depth counts the messages by their places. A failed message that waits for its back-off counts as in flight.
 func (w *window) depth() queue.Depth {
 	n := &w.counts
 	return queue.Depth{
@@ -82,7 +82,7 @@ func (w *window) depth() queue.Depth {
 	}
 }
 
-// dropBody frees the body of a message if the bodies in memory exceed maxBytes. The next worker reads the body from the row.
+// dropBody frees the body of a message if the bodies in memory exceed maxBytes. The next worker reads the body from the message's row.
 func (w *window) dropBody(m *message) {
 	if w.bytes > w.maxBytes && m.row == rowWritten {
 		w.bytes -= len(m.body)
@@ -90,15 +90,15 @@ func (w *window) dropBody(m *message) {
 	}
 }
 
-// fits reports whether memory has room for more messages, whose bodies have this many bytes in total.
+// fits reports whether memory has room for this many more messages, whose bodies have this many bytes in total.
 func (w *window) fits(messages, bytes int) bool {
 	return messages <= w.free() && w.bytes+bytes <= w.maxBytes
 }
 
 func (w *window) free() int { return w.maxMessages - w.messages }
 
-// hasRoom reports whether to read rows from the file. Usually half of the memory must be free. If no message in memory is ready, room for
-// one message is enough, because workers would otherwise have no work.
+// hasRoom reports whether memory has room to read rows from the file. Usually half of the memory must be free. If no message in memory is
+// ready, room for one message is enough, because workers would otherwise have no work.
 func (w *window) hasRoom() bool {
 	if w.ready.count == 0 {
 		return w.free() > 0
@@ -106,8 +106,8 @@ func (w *window) hasRoom() bool {
 	return w.messages <= w.maxMessages/2 && w.bytes <= w.maxBytes/2
 }
 
-// groupLimit returns how many ready messages of one group may be in memory, and how many bytes their bodies may have; see
-// [window].
+// groupLimit returns how many ready messages of one group may be in memory, and how many bytes their bodies may have in total. The
+// comment of [window] explains the limit.
 func (w *window) groupLimit() (messages, bytes int) {
 	return (w.maxMessages/2 - w.messages) / spillShare, (w.maxBytes/2 - w.bytes) / spillShare
 }
@@ -121,7 +121,8 @@ func (w *window) add(m *message) {
 	w.ready.add(m)
 }
 
-// append adds a new message if all earlier rows are or were in memory and memory has room.
+// append adds a new message if memory has room and all earlier rows are or were in memory. Otherwise a later read finds the message in
+// the file.
 func (w *window) append(m *message) {
 	room := w.complete() && w.fits(1, 1)
 	w.newest = max(w.newest, m.id)
@@ -136,7 +137,7 @@ func (w *window) append(m *message) {
 	}
 }
 
-// addDue makes a delayed message ready when it is due. Its id may be less or greater than [window.loaded].
+// addDue makes a delayed message ready after its delay has ended. The message's id may be less or greater than [window.loaded].
 func (w *window) addDue(m *message) {
 	if w.mustSpill(m.group) {
 		w.spill(m, w.loaded+1) // fetches must leave out the rows up to loaded, which may be in memory
@@ -155,7 +156,7 @@ func (w *window) addEarly(m *message) {
 	w.add(m)
 }
 
-// pass sets [window.loaded] to the id of a message that is in memory, if all earlier rows are or were in memory too.
+// pass records that a message is in memory. If all earlier rows are or were in memory too, it advances [window.loaded].
 func (w *window) pass(m *message) {
 	if w.complete() {
 		w.newest = max(w.newest, m.id)
@@ -178,7 +179,8 @@ func (w *window) mustSpill(group string) bool {
 	return g.ready.len() >= messages || g.bytes >= bytes
 }
 
-// spill leaves a message in the file. If it is the first of its group, later reads of the group begin with the id from.
+// spill leaves a message in the file because its group has many messages in memory. If it is the group's first such message, later reads
+// of the group begin with the id from.
 func (w *window) spill(m *message, from int64) {
 	sp := w.spills[m.group]
 	if sp == nil {
@@ -206,7 +208,7 @@ type fetch struct {
 	rows, bytes int
 }
 
-// nextFetch returns the rows to read next. It returns false if memory has no room or no rows are needed.
+// nextFetch returns which rows to read from the file next. It returns false if memory has no room or there is nothing to read.
 func (w *window) nextFetch() (f fetch, ok bool) {
 	if w.complete() && len(w.spills) == 0 || !w.hasRoom() {
 		return fetch{}, false
@@ -232,7 +234,7 @@ func (w *window) nextFetch() (f fetch, ok bool) {
 	return fetch{}, false
 }
 
-// read reads the rows of a fetch. It leaves out rows that an operator has deleted with SQL.
+// read reads the rows of a fetch. Rows that an operator has deleted with SQL are missing in the result.
 func (f *fetch) read(c *engine.Conn, sql *statements) ([]*message, error) {
 	if f.spill == nil {
 		return readMessages(c.Stmt(sql.after).Int(1, f.from-1).Int(2, int64(f.rows)), f.bytes)
@@ -252,7 +254,8 @@ func (f *fetch) read(c *engine.Conn, sql *statements) ([]*message, error) {
 	return all, nil
 }
 
-// readMessages reads messages from the rows of s until the total size of their bodies is at least limit.
+// readMessages reads messages from the rows of s until the total size of their bodies is at least limit bytes, or until there are no more
+// rows.
 func readMessages(s *engine.Stmt, limit int) (msgs []*message, err error) {
 	defer s.Reset()
 	for size := 0; size < limit; {
@@ -366,7 +369,8 @@ func (d *deque[T]) reserve(n int) {
 	d.items, d.head = items, 0
 }
 
-// groupOf returns the name of a message's group in this package. Each owner's messages wait in a group of their own.
+// groupOf returns the name of a message's group in this package. The name includes the owner, so that each owner's messages wait in a
+// group of their own.
 func groupOf(m *queue.Outgoing) string {
 	if m.Owner == "" {
 		return m.Group
@@ -379,8 +383,8 @@ func splitGroup(name string) (group, owner string) {
 	return group, owner
 }
 
-// group holds the ready messages of one group. A group with ready messages is in its owner's ring, unless it is locked or has
-// reached its limit.
+// group holds the ready messages of one group, as [groupOf] names it. A group with ready messages waits for its turn in its owner's ring,
+// unless it is locked or has reached its limit.
 type group struct {
 	name   string // see [groupOf]
 	owner  *owner
@@ -403,9 +407,8 @@ type owner struct {
 	ring   deque[*group] // groups with messages that can be delivered
 }
 
-// limit counts the messages in handlers for [queue.ConsumeOptions], whose limits apply to all messages with the same
-// [queue.Outgoing.Group]. In this package such messages are in several groups, such as g/ann and g/bob, if their owners differ.
-// These groups share a limit.
+// limit counts the messages in handlers, because [queue.ConsumeOptions] limits them for each [queue.Outgoing.Group]. If messages with the
+// same Group have different owners, they are in several groups of this package, such as g/ann and g/bob. These groups share a limit.
 type limit struct {
 	groups  int           // number of the groups that share this limit
 	busy    int           // messages in handlers
@@ -413,8 +416,8 @@ type limit struct {
 	bounded deque[*group] // groups of a standard queue that wait because handlers have too many of their messages or bytes
 }
 
-// ready holds the messages that can be delivered. The owners take turns, and so do the groups of each owner, so that one with many
-// messages does not delay the others. A FIFO queue keeps the order within a group.
+// ready holds the messages that can be delivered. The owners take turns, and so do the groups of each owner, so that an owner or group
+// with many messages does not delay the others. A FIFO queue keeps the order within a group.
 type ready struct {
 	fifo    bool
 	groups  map[string]*group
@@ -475,7 +478,7 @@ func (r *ready) add(m *message) {
 	}
 }
 
-// enqueue puts a group at the end of its owner's ring.
+// enqueue puts a group at the end of its owner's ring, where the group waits for its turn.
 func (r *ready) enqueue(g *group) {
 	g.owner.ring.push(g)
 	if g.owner.ring.len() == 1 {
@@ -483,7 +486,7 @@ func (r *ready) enqueue(g *group) {
 	}
 }
 
-// dequeue ends the turn of the group that [ready.next] has returned.
+// dequeue ends the turn of the group that [ready.next] has returned, and removes the group from its owner's ring.
 func (r *ready) dequeue() {
 	o := r.ring.pop()
 	o.ring.pop()
@@ -492,11 +495,12 @@ func (r *ready) dequeue() {
 	}
 }
 
-// available reports whether [ready.take] may find a message.
+// available reports whether messages may be ready for [ready.take].
 func (r *ready) available() bool { return r.ring.len() > 0 }
 
-// next returns the group whose turn it is, or nil. capacity is how many messages the handlers can have in total. An owner gets at
-// most three quarters of the capacity that the other owners leave free, so that slow messages of one owner do not take all of it.
+// next returns the group whose turn it is, or nil. The parameter capacity is how many messages the handlers can have in total. An owner
+// gets at most three quarters of the capacity that the other owners leave free, so that an owner with slow messages does not take all of
+// it.
 func (r *ready) next(capacity int) *group {
 	for range r.ring.len() {
 		o := r.ring.first()
@@ -508,13 +512,12 @@ func (r *ready) next(capacity int) *group {
 	return nil
 }
 
-// take removes up to opts.Batch messages for a handler. The handler has them until [ready.release].
+// take removes up to opts.Batch messages for a handler. The handler has them until [ready.release]. A message that failed before gets a
+// batch of its own, so that a message that always fails does not fail others.
 //
 // On a FIFO queue, take locks the groups of these messages until [ready.unlock]. On a standard queue, opts.PerGroup limits the messages
 // of a group that handlers have at a time, and one group gets at most half of opts.Bytes. Groups that differ only in their owner share
 // these limits.
-//
-// A message that failed before gets a batch of its own, so that a message that always fails does not fail others.
 func (r *ready) take(opts *queue.ConsumeOptions) (batch []*message) {
 	n, bytes := opts.Batch, opts.Bytes
 	for len(batch) < n {
@@ -555,7 +558,7 @@ func (r *ready) take(opts *queue.ConsumeOptions) (batch []*message) {
 	return batch
 }
 
-// pushFront puts messages back at the front of their group. On a FIFO queue the group stays locked.
+// pushFront puts messages back at the front of their group. On a FIFO queue, the group stays locked until [ready.unlock].
 func (r *ready) pushFront(name string, msgs ...*message) {
 	if len(msgs) == 0 {
 		return
@@ -584,7 +587,7 @@ func (r *ready) handle(g *group) *message {
 	return m
 }
 
-// release records that a message has left its handler. A group that had to wait for this because of a limit gets its turn again.
+// release records that a handler is done with a message. If other groups had to wait for this because of a limit, they get turns again.
 func (r *ready) release(m *message) {
 	g := r.groups[m.group]
 	g.limit.handled -= m.handled
