@@ -17,19 +17,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Lambda returns a Lambda function that calls h with the batches of an event source mapping. The mapping must have
-// ReportBatchItemFailures.
+// Lambda returns a Lambda function that calls h with the batches of an SQS event source mapping. The mapping must have
+// ReportBatchItemFailures. A panic of h fails the batch, but not the process, which may be handling other batches.
 //
-// The function makes failed messages visible after [queue.Backoff], because otherwise they would stay invisible for the
-// queue's visibility timeout. It needs the permission sqs:ChangeMessageVisibility for that. A panic of h fails the batch, but not
-// the process, which may be handling other batches.
+// The function makes failed messages visible after [queue.Backoff], because otherwise they would stay invisible for the queue's
+// visibility timeout. It needs the permission sqs:ChangeMessageVisibility for that.
 func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
 	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
 		batch := messages(event)
 		failed, err := h.Call(ctx, batch)
 		if err != nil {
 			q.backOff(ctx, event, batch, listIDs(batch))
-			// For Lambda, the returned error is an error of the function, so SQS redelivers the whole batch.
+			// Lambda treats the returned error as a failure of the function, so SQS redelivers the whole batch.
 			return response(nil), fault.Wrap(fault.Internal, err, "handle %d messages", len(batch))
 		}
 		fifo := len(event.Records) > 0 && strings.HasSuffix(event.Records[0].EventSourceARN, ".fifo")
@@ -50,8 +49,8 @@ func messages(event events.SQSEvent) []queue.Message {
 	return batch
 }
 
-// response returns a response that lists the failed messages. An empty list is written as [], because some emulators treat null
-// as an error.
+// response returns the response of a Lambda function, which lists the failed messages. An empty list is written as [], because some
+// emulators treat null as an error.
 func response(failed []string) events.SQSEventResponse {
 	r := events.SQSEventResponse{BatchItemFailures: make([]events.SQSBatchItemFailure, len(failed))}
 	for i, id := range failed {
@@ -93,8 +92,8 @@ func addAttribute(m *queue.Message, name string, text *string, binary []byte) {
 	}
 }
 
-// listFailed returns the ids of all failed messages of a batch. On a FIFO queue the later messages of the same group have failed too,
-// because they would overtake the failed one. An id that is not in the batch fails the whole batch, as on AWS.
+// listFailed returns the ids of all failed messages of a batch. On a FIFO queue, it adds the later messages of the same group, because
+// they would otherwise overtake the failed one. An id that is not in the batch fails the whole batch, as on AWS.
 func listFailed(batch []queue.Message, failed []string, fifo bool) []string {
 	reported := make(map[string]bool, len(failed))
 	for _, id := range failed {
@@ -127,15 +126,15 @@ func listIDs(batch []queue.Message) []string {
 }
 
 const (
-	// backOffTime limits the requests of [Queues.backOff]. A function ends its batch early enough to have this time left.
+	// backOffTime limits how long [Queues.backOff] takes. A Lambda function ends its batch early enough to have this time left.
 	backOffTime = 1500 * time.Millisecond
-	// canceledBackOff is the shortest back-off of a batch whose context has ended. The writes that were running then may still
-	// take effect, so the pause lets the next attempt see their effect.
+	// canceledBackOff is the shortest back-off of messages if the context of their batch ended. Writes of the handler may still take
+	// effect then, so the pause lets the next attempt see them.
 	canceledBackOff = 10 * time.Second
 )
 
-// backOff makes the failed records of an event visible after their back-off. If SQS returns an error, they are redelivered
-// after their visibility timeout. On a FIFO queue an invisible message blocks its whole group, so the failed messages of a group become
+// backOff makes SQS redeliver the failed messages of an event after their back-off. If SQS returns an error, it redelivers them after
+// their visibility timeout. On a FIFO queue, an invisible message blocks its whole group, so all failed messages of a group become
 // visible together.
 func (q *Queues) backOff(ctx context.Context, event events.SQSEvent, batch []queue.Message, failed []string) {
 	if len(failed) == 0 {
@@ -180,23 +179,21 @@ func (q *Queues) backOff(ctx context.Context, event events.SQSEvent, batch []que
 	}
 }
 
-// seconds rounds d up to whole seconds, so that no message becomes visible too early.
+// seconds returns d in seconds, rounded up, so that no message becomes visible too early.
 func seconds(d time.Duration) int32 { return int32((d + time.Second - 1) / time.Second) }
 
 const (
-	// drainVisibility is how long a message that [Queues.Drain] has received stays invisible, in seconds.
+	// drainVisibility is how many seconds a message stays invisible after [Queues.Drain] has received it.
 	drainVisibility = 30
-	// finishTime bounds the requests to SQS that continue after the context of [Queues.Drain] has ended.
+	// finishTime limits how long a request to SQS may continue after the context of [Queues.Drain] has ended.
 	finishTime = 10 * time.Second
 )
 
-// Drain calls h with the messages of the queue at a URL until the queue is empty. It deletes the messages that h accepts and
-// returns their number.
+// Drain calls h with the messages of the queue at a URL until the queue is empty. It deletes the messages that h accepts and returns
+// their number. The parameter from is the message's From if SQS does not report from which queue it moved the message.
 //
-// Drain uses short polls, which may miss a message. The next call then finds it. A failed message does not hold up the others. But
-// after a batch in which every message fails, Drain stops, because h may depend on something that is down.
-//
-// If SQS does not report from which queue it moved a message, the message's From is the parameter from.
+// Drain continues after a failed message. But it stops after a batch in which every message failed, because h may depend on something
+// that is down. Drain uses short polls, which may miss a message until the next call.
 func (q *Queues) Drain(ctx context.Context, url string, from queue.Name, h queue.Handler) (done int, err error) {
 	rejected := 0
 	for {
@@ -231,7 +228,7 @@ func (q *Queues) Drain(ctx context.Context, url string, from queue.Name, h queue
 	}
 }
 
-// rejectedError returns the error for n messages that the handler of [Queues.Drain] rejected, or nil.
+// rejectedError returns an error if the handler of [Queues.Drain] rejected n messages, and nil if n is 0.
 func rejectedError(n int) error {
 	if n == 0 {
 		return nil
@@ -239,8 +236,8 @@ func rejectedError(n int) error {
 	return fault.New(fault.Unavailable, "%d messages of a queue were not accepted", n)
 }
 
-// receive receives up to ten messages, with the receipt handles to delete them. It continues when ctx ends, because messages
-// that SQS has just handed out would otherwise stay in flight until their visibility timeout.
+// receive receives up to ten messages, and the receipt handles that are needed to delete them. It continues when ctx ends, because
+// messages that SQS has already handed out would otherwise stay in flight until their visibility timeout.
 func (q *Queues) receive(ctx context.Context, url string, from queue.Name) (batch []queue.Message, receipts []*string, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), finishTime)
 	defer cancel()

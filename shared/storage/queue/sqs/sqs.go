@@ -1,4 +1,4 @@
-// Package sqs carries messages over Amazon SQS. The test suite queue/queuetest defines the behavior.
+// Package sqs sends and receives messages with Amazon SQS. The test suite queue/queuetest defines the behavior.
 package sqs
 
 import (
@@ -24,13 +24,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Limits of a batch request. SQS accepts 1 MiB in total, but some emulators accept only 256 KiB.
+// Limits of a batch request: the number of its messages, and the total size of their bodies. SQS accepts 1 MiB in total, but some
+// emulators accept only 256 KiB.
 const (
 	maxEntries = 10
 	maxBytes   = 256 << 10
 )
 
-// Queues has the queues of the system in SQS. It is safe for concurrent use.
+// Queues gives access to the queues of the system in SQS. It is safe for concurrent use.
 type Queues struct {
 	client *sqs.Client
 	urls   map[queue.Name]string
@@ -39,8 +40,8 @@ type Queues struct {
 
 var _ queue.Sender = (*Queues)(nil)
 
-// New returns the queues at the URLs that the function url returns. log gets a warning when the back-off of a failed message
-// cannot be set.
+// New returns the queues at the URLs that the function url returns. The queues log a warning when the back-off of a failed message cannot
+// be set.
 func New(client *sqs.Client, url func(queue.Name) string, log *slog.Logger) *Queues {
 	q := &Queues{client: client, urls: map[queue.Name]string{}, log: log}
 	for _, name := range queue.Names() {
@@ -57,7 +58,7 @@ func (q *Queues) url(name queue.Name) (*string, error) {
 	return &url, nil
 }
 
-// findByARN returns the queue with an ARN. It compares only the queue's name, because both the ARN and the URL end with it.
+// findByARN returns the queue with an ARN. It compares only the queue's name in SQS, because both the ARN and the URL end with it.
 func (q *Queues) findByARN(arn string) (queue.Name, bool) {
 	for name, url := range q.urls {
 		if url != "" && arn[strings.LastIndexByte(arn, ':')+1:] == url[strings.LastIndexByte(url, '/')+1:] {
@@ -71,22 +72,23 @@ func failure(err error, format string, args ...any) error {
 	return fault.Wrap(awsx.KindOf(err), err, format, args...)
 }
 
-// pause waits for a random time of at most 50 ms. The maximum doubles with each try up to 3.2 s.
+// pause waits for a random time before a request is repeated. The maximum is 50 ms if the parameter try is 0, and doubles with each try
+// up to 3.2 s.
 func pause(ctx context.Context, try int) error {
 	return periodic.Sleep(ctx, mathrand.N(50*time.Millisecond<<min(try, 6)))
 }
 
 const (
-	// maxTries limits how often an entry of a batch request is sent. The SDK repeats requests that fail as a whole.
+	// maxTries limits how often an entry of a batch request is sent. The AWS SDK itself repeats requests that fail as a whole.
 	maxTries    = 6
 	maxParallel = 8
 )
 
-// Send sends messages in as few requests as possible, and repeats entries that SQS rejects for a temporary reason. It applies
-// [queue.Escape] to JSON bodies; other bodies with characters that SQS refuses are invalid.
+// Send sends messages in as few requests as possible, and repeats messages that SQS rejects for a temporary reason. It applies
+// [queue.Escape] to JSON bodies. It refuses other bodies with characters that SQS refuses.
 //
-// The batches for a FIFO queue are sent one after the other. If SQS rejects one entry for a temporary reason and accepts a later
-// one of the same group, the first one arrives after it. SQS has no way to prevent that for batches.
+// For a FIFO queue, Send sends one batch after the other. Within a batch, SQS may reject a message for a temporary reason and accept a
+// later one of the same group. The rejected message then arrives after the later one, and SQS has no way to prevent that.
 func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
 	url, err := q.url(name)
 	if err != nil {
@@ -140,7 +142,7 @@ func hasForbidden(body []byte) bool {
 	})
 }
 
-// splitBatches splits entries into batches that fit into a request.
+// splitBatches splits entries into batches that each fit into one request to SQS.
 func splitBatches(entries []types.SendMessageBatchRequestEntry) (all [][]types.SendMessageBatchRequestEntry) {
 	start, size := 0, 0
 	for i, e := range entries {
@@ -196,7 +198,7 @@ func (q *Queues) sendBatch(ctx context.Context, url *string, batch []types.SendM
 	})
 }
 
-// retryEntries repeats a batch request with the entries that SQS rejects.
+// retryEntries sends a batch request, and repeats it with the entries that SQS rejected for a temporary reason.
 func retryEntries[E any](
 	ctx context.Context, entries []E, id func(E) string, request func([]E) ([]types.BatchResultErrorEntry, error),
 ) error {
