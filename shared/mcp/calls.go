@@ -17,15 +17,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// route is the item that a request names, by which the gateway finds the backend for the request. The params have the name under the
-// key member, e.g. "name" or "uri".
+// route names the tool, prompt or other item that a request is about. The gateway finds the backend for the request by this name. The
+// field member is the key of the name in the params, for example "name" or "uri".
 type route struct {
 	kind         api.Kind
 	name, member string
 }
 
-// routeName returns a router for a method whose params name an item under the key member. For example, the params of tools/call have
-// the tool's name under "name".
+// routeName returns a router for a method whose params contain the name of an item. The parameter member is the key of the name, for
+// example "name" in the params of tools/call.
 func routeName(kind api.Kind, member string) router {
 	return func(c *method.Call) (route, bool, error) {
 		name, err := c.RequiredString(member)
@@ -33,7 +33,8 @@ func routeName(kind api.Kind, member string) router {
 	}
 }
 
-// routeRead routes resources/read to a backend unless this server has the URI or no backend has it.
+// routeRead routes resources/read to a backend if a backend has the resource. URIs of this server's event types and webhook subscriptions
+// always stay with this server.
 func (e *Endpoint) routeRead(c *method.Call) (route, bool, error) {
 	uri, err := c.RequiredString("uri")
 	if err != nil || strings.HasPrefix(uri, streams.SubscriptionScheme) {
@@ -46,9 +47,9 @@ func (e *Endpoint) routeRead(c *method.Call) (route, bool, error) {
 	return route{api.Resources, uri, "uri"}, e.backends.Has(ctx, c.Client(), api.Resources, uri), nil
 }
 
-// routeComplete routes a request to complete a value. Completions for prompts go to a backend, because this server has no prompts of
-// its own. For a URI template, this server answers if the template belongs to one of its event types, and otherwise a backend that has
-// the template.
+// routeComplete routes completion/complete, with which clients complete an argument of a prompt or of a URI template. Completions for
+// prompts go to a backend, because this server has no prompts of its own. Completions for a URI template go to this server if one of its
+// event types has the template, and otherwise to a backend that has the template.
 func (e *Endpoint) routeComplete(c *method.Call) (route, bool, error) {
 	ref := c.Param("ref")
 	if name, ok := jsonrpc.String(jsonrpc.Member(ref, "name")); ok {
@@ -66,11 +67,12 @@ func routeExtension(c *method.Call) (route, bool, error) {
 	return route{kind: api.Extensions, name: c.Msg.Method}, true, nil
 }
 
-// router returns the destination of a request at the gateway, or false if this server serves the request.
+// router is a function that finds the backend item to which the gateway sends a request. It returns false if this server serves the
+// request itself.
 type router func(c *method.Call) (to route, ok bool, err error)
 
-// proxyHandler is the handler of a method that this server and backends serve. route decides whether a request goes to a backend or to the
-// local handler. If local is nil, all requests go to backends, and the method exists only while there are backends.
+// proxyHandler serves a method of which some requests go to backends. The router route decides for each request whether it goes to a
+// backend or to local, this server's own handler. If local is nil, all requests go to backends.
 type proxyHandler struct {
 	endpoint *Endpoint
 	route    router
@@ -91,9 +93,9 @@ func (h proxyHandler) Serve(w http.ResponseWriter, c *method.Call) error {
 	return h.endpoint.callBackend(w, c, to)
 }
 
-// callBackend calls a backend and relays its answer. The call counts toward the limit of concurrent calls until it ends, even if the client
-// has disconnected. But callBackend stops counting the call before it flushes a JSON response, because a client
-// that has the response can immediately make its next call.
+// callBackend sends a client's request to a backend and relays the response. The request counts toward the caller's limit of concurrent
+// calls until the backend has responded, even if the client has disconnected. It stops counting before the response is flushed, because a
+// client that has the response may immediately make its next call.
 func (e *Endpoint) callBackend(w http.ResponseWriter, c *method.Call, to route) error {
 	release, err := e.options.Calls.Take(c.Request.Context(), c.Principal)
 	if err != nil {
@@ -124,8 +126,9 @@ func (e *Endpoint) callBackend(w http.ResponseWriter, c *method.Call, to route) 
 	return err
 }
 
-// withoutTask drops the member with which a client of 2025-11-25 asks for a task, because the gateway does not relay the methods
-// that fetch a task's result. A server without tasks must ignore this member (2025-11-25, Tasks).
+// withoutTask returns the params without the member "task", with which a client of revision 2025-11-25 asks to run a tool call as a task.
+// The gateway does not relay the methods that fetch a task's result in that revision, and a server without tasks must ignore the member
+// (2025-11-25, Tasks).
 func withoutTask(c *method.Call) json.RawMessage {
 	if c.Msg.Method != spec.MethodToolsCall || c.Version.Stateless() || c.Param("task") == nil {
 		return c.Msg.Params
@@ -133,7 +136,8 @@ func withoutTask(c *method.Call) json.RawMessage {
 	return jsonrpc.Without(c.Msg.Params, func(name string) bool { return name == "task" })
 }
 
-// parameterHeaders returns the headers that repeat arguments of a tool (2026-07-28, Custom Headers from Tool Parameters).
+// parameterHeaders returns the request's Mcp-Param headers, in which clients repeat arguments of a tool call (2026-07-28, Custom Headers
+// from Tool Parameters).
 func parameterHeaders(h http.Header) http.Header {
 	var out http.Header
 	for name, values := range h {
@@ -147,8 +151,9 @@ func parameterHeaders(h http.Header) http.Header {
 	return out
 }
 
-// accept serves messages that need no response. If the message is part of a conversation, accept first sends the context that the
-// providers return for it and only then answers the POST, because a Lambda function is frozen after the answer.
+// accept serves notifications and responses, which have no JSON-RPC response. If a notification is a message of a user's conversation
+// with a model, accept sends the context for it on the client's streams before it answers the POST, because a Lambda function is frozen
+// after the answer.
 func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
 	handle := e.handleMessage
 	if e.expectsConversation(c) {
@@ -167,8 +172,8 @@ func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
 	e.replies.SendStatus(w, c, nil, err)
 }
 
-// handleMessage forwards a client's notification or response to the backends that it concerns. It drops all other messages. The server
-// itself needs none of them: it sends no requests that a client could answer, and its own methods are too fast to be cancelled.
+// handleMessage forwards a client's notification or response to the backends that it concerns, and otherwise drops it. This server itself
+// does not need such messages: it sends no requests that a client could answer, and its own methods end too quickly to be cancelled.
 func (e *Endpoint) handleMessage(c *method.Call) error {
 	ctx := c.Request.Context()
 	backends := e.backends
@@ -195,8 +200,9 @@ func (e *Endpoint) handleMessage(c *method.Call) error {
 	return nil
 }
 
-// notifyExtension forwards a notification of an extension, whose name has another slash after notifications/. The
-// notification counts toward the limit of concurrent calls, because a slow backend may take seconds to accept it.
+// notifyExtension forwards a notification of an MCP extension to the backend that declares the extension. The name of such a notification
+// has another slash after the prefix "notifications/". The notification counts toward the caller's limit of concurrent calls, because a
+// slow backend may take seconds to accept it.
 func (e *Endpoint) notifyExtension(c *method.Call) error {
 	if !strings.Contains(strings.TrimPrefix(c.Msg.Method, "notifications/"), "/") {
 		return nil

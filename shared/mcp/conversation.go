@@ -11,12 +11,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// conversationKind returns the kind of message for a method of the conversation events proposal, or an empty text for other methods.
+// conversationKind returns the kind of conversation message that a method sends: a user's message or an assistant's response. It returns
+// an empty text for methods outside of the conversation events proposal.
 //
-// In that proposal, clients send their messages as notifications and expect a response with context for the model. But JSON-RPC has no
-// response to a notification. So this server accepts a message in two forms. It answers a request with the context for the message.
-// After a notification, it sends the context as the notification conversation/context: in a session on its GET stream, and otherwise on each
-// of the principal's subscriptions/listen streams that asks for contexts.
+// In the proposal, clients send these messages as notifications and expect a response with context for the model, but JSON-RPC has no
+// response to a notification. So this server accepts a message in two forms:
+//
+//   - As a request. The response has the context for the message.
+//   - As a notification. This server then sends the context as the notification conversation/context: in a session on its GET stream, and
+//     otherwise on each of the principal's subscriptions/listen streams that asks for contexts.
 func conversationKind(c *method.Call) conversation.Kind {
 	for _, kind := range conversation.Kinds {
 		if kind.Method() == c.Msg.Method {
@@ -50,15 +53,15 @@ func (e *Endpoint) collectContext(ctx context.Context, c *method.Call) (*convers
 	return found, m, err
 }
 
-// expectsConversation reports whether the call is a notification with a conversation message of a kind that this server asks the caller
-// to send.
+// expectsConversation reports whether the call is a notification with a conversation message, of a kind that the server's capabilities
+// ask this caller to send.
 func (e *Endpoint) expectsConversation(c *method.Call) bool {
 	return c.Msg.Kind == jsonrpc.Notification && conversationKind(c) != "" && e.options.Conversation != nil &&
 		e.options.Conversation.Offers(c.Request.Context(), c.Principal).Has(conversationKind(c))
 }
 
-// handleConversation serves a conversation message that arrived as a notification: it asks the providers for the context for the model,
-// and sends the context on the client's open streams.
+// handleConversation serves a conversation message that arrived as a notification. It forwards the message to the context providers to
+// which the user has consented, and sends the context that they return on the client's open streams.
 func (e *Endpoint) handleConversation(c *method.Call) error {
 	if err := c.Principal.Require(auth.ScopeRead); err != nil {
 		return err

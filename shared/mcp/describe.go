@@ -19,8 +19,8 @@ type resourceCapability struct {
 	Subscription []string `json:"subscription,omitempty"`
 }
 
-// extensionSettings repeats the members "events" and "subscription" of [resourceCapability] in the settings of an extension, for
-// clients whose libraries drop unknown members of capabilities.resources.
+// extensionSettings are the settings of our extension [spec.OwnExtension] in the server's capabilities. They repeat the members "events"
+// and "subscription" of [resourceCapability], because some client libraries drop unknown members of capabilities.resources.
 type extensionSettings struct {
 	Events       bool     `json:"events"`
 	Subscription []string `json:"subscription"`
@@ -38,14 +38,15 @@ type capabilities struct {
 	Prompts      *listCapability     `json:"prompts,omitempty"`
 	Completions  *struct{}           `json:"completions,omitempty"`
 	Logging      *struct{}           `json:"logging,omitempty"`
-	// Events repeats the settings of the MCP Events extension, because ChatGPT reads them here, where the first draft of the
-	// extension had them.
+	// Events repeats the settings of the MCP Events extension. The extension's first draft had the settings in this member, and ChatGPT
+	// still reads them here.
 	Events *listCapability `json:"events,omitempty"`
-	// ConversationEvents names the messages of conversations that the caller should send (conversation events proposal).
+	// ConversationEvents tells the caller which messages of its conversations it should send to this server (conversation events
+	// proposal).
 	ConversationEvents *conversation.Offers `json:"conversationEvents,omitempty"`
 }
 
-// offers is the part of the capabilities that depends on the caller.
+// offers is the part of the server's capabilities that differs between callers.
 type offers struct {
 	backends     api.Capabilities
 	conversation conversation.Offers
@@ -61,7 +62,8 @@ func (e *Endpoint) offersTo(ctx context.Context, c *method.Call) (o offers) {
 	return o
 }
 
-// capabilities returns the server's capabilities for a caller, in the form of the stateless or of the session-based revisions.
+// capabilities returns the server's capabilities for a caller. Their form depends on whether the call's protocol revision is stateless or
+// has sessions.
 func (e *Endpoint) capabilities(stateless bool, to offers) capabilities {
 	c := capabilities{Extensions: map[string]any{}}
 	inBand := e.methods.Has(spec.MethodListen)
@@ -119,7 +121,7 @@ func (e *Endpoint) capabilities(stateless bool, to offers) capabilities {
 	return c
 }
 
-// describeInitialize returns the part of an initialize result after the member protocolVersion, as JSON without braces.
+// describeInitialize returns the members of an initialize result except for protocolVersion, as JSON without braces.
 func (e *Endpoint) describeInitialize(to offers) []byte {
 	return method.WithoutBraces(jsonrpc.Encode(struct {
 		Capabilities capabilities   `json:"capabilities"`

@@ -28,14 +28,15 @@ import (
 // A session begins with the first GET or with initialize. A POST without a session is served on its own, without state from
 // earlier POSTs.
 
-// dialectVersion is the revision of a session that began without initialize. MCP prescribes this revision for clients that name
+// dialectVersion is the protocol revision of a session that began without initialize. MCP prescribes this revision for clients that name
 // no version.
 const dialectVersion = spec.V20250326
 
-// dialect serves the named-event dialect with the endpoint's sessions, methods and streams.
+// dialect serves the named-event dialect, an older transport for the same methods. It uses the endpoint's sessions, methods and streams.
 type dialect struct{ endpoint *Endpoint }
 
-// NamedEvents returns the handler of the dialect, for [Options.Dialect]. The dialect's streams are in package streams.
+// NamedEvents returns the handler of the named-event dialect, for [Options.Dialect]. The code of the dialect's streams is in package
+// streams.
 func NamedEvents(e *Endpoint) Dialect { return dialect{e}.serve }
 
 func (d dialect) serve(w http.ResponseWriter, c *method.Call, workspace string) {
@@ -53,9 +54,9 @@ func (d dialect) serve(w http.ResponseWriter, c *method.Call, workspace string) 
 	}
 }
 
-// checkWorkspace reports whether the caller belongs to the workspace and the workspace exists. Otherwise it answers with an
-// error. Callers of other workspaces all receive the same 404, without a look-up, so that not even the time of the answer shows
-// whether the workspace exists.
+// checkWorkspace reports whether the caller belongs to the workspace and the workspace exists. Otherwise it answers with an error. A
+// caller of another workspace always receives the same 404 without a look-up, so that even the response time does not show whether the
+// workspace exists.
 func (d dialect) checkWorkspace(w http.ResponseWriter, c *method.Call, workspace string) bool {
 	c.Dialect, c.Version = true, dialectVersion
 	if workspace == c.Principal.Workspace {
@@ -72,7 +73,8 @@ func (d dialect) checkWorkspace(w http.ResponseWriter, c *method.Call, workspace
 	return false
 }
 
-// post serves a POST. It records the answer first, and then sends it on the session's open stream or as the response to the POST.
+// post serves a POST. It keeps the answer in memory until the answer is complete, and then sends it on the session's open stream or as
+// the response to the POST.
 func (d dialect) post(w http.ResponseWriter, c *method.Call) {
 	r, kept := c.Request, httpjson.NewRecorder()
 	batch, ok := d.endpoint.receive(kept, c)
@@ -99,7 +101,7 @@ func (d dialect) post(w http.ResponseWriter, c *method.Call) {
 	w.WriteHeader(http.StatusAccepted)
 }
 
-// enter loads the session that the request names, if any. If that fails, it answers with an error and returns false.
+// enter loads the session that the request's Mcp-Session-Id names, if any. If that fails, it answers with an error and returns false.
 func (d dialect) enter(w http.ResponseWriter, c *method.Call) bool {
 	id := c.Request.Header.Get(spec.HeaderSession)
 	return id == "" || d.endpoint.sessions == nil || d.endpoint.loadSession(w, c, id)
@@ -121,7 +123,8 @@ func (d dialect) call(w http.ResponseWriter, c *method.Call) {
 			d.endpoint.replies.SessionFailed(w, c, err)
 			return
 		case !fresh:
-			// Do not answer on the stream, where the error could be mistaken for the answer to the first request with this id.
+			// Status 400 keeps this error off the session's stream, where the client could mistake it for the answer to the first request
+			// with this id.
 			method.SendError(w, http.StatusBadRequest, c.Msg.ID, method.InvalidRequest("the request id was used before in this session"))
 			return
 		}
@@ -139,7 +142,8 @@ func (d dialect) call(w http.ResponseWriter, c *method.Call) {
 	d.endpoint.dispatch(w, c)
 }
 
-// initialize serves initialize. It begins a session or, if the session began with a stream, stores the client's capabilities.
+// initialize serves the method initialize. It creates a session or, if the session began with a GET stream, updates the session with the
+// revision and the extensions that the client names.
 func (d dialect) initialize(w http.ResponseWriter, c *method.Call) {
 	began := c.Session == nil
 	d.endpoint.initialize(w, c)
@@ -162,7 +166,7 @@ func listsStream(h http.Header) bool {
 	return false
 }
 
-// replay answers the POST with the recorded answer, as events if the client asks for them.
+// replay sends the recorded answer as the response to the POST, in the form of SSE events if the client accepts them.
 func replay(w http.ResponseWriter, r *http.Request, kept *httpjson.Recorder) {
 	body := kept.Body.Bytes()
 	events := listsStream(r.Header) && kept.Header().Get("Content-Type") == "application/json"
@@ -182,7 +186,8 @@ func replay(w http.ResponseWriter, r *http.Request, kept *httpjson.Recorder) {
 	_, _ = w.Write(body) // a disconnected client is not an error
 }
 
-// streamHeaders sets the headers of the dialect's event streams. HTTP/2 forbids Connection (RFC 9113, section 8.2.2).
+// streamHeaders sets the headers of the dialect's event streams. It sets Connection only for HTTP/1.1, because HTTP/2 forbids that header
+// (RFC 9113, section 8.2.2).
 func streamHeaders(h http.Header, r *http.Request) {
 	h.Set("Content-Type", sse.ContentType)
 	h.Set("Cache-Control", "no-cache")
@@ -191,7 +196,7 @@ func streamHeaders(h http.Header, r *http.Request) {
 	}
 }
 
-// get opens the stream of a session. A new session begins if the request names none.
+// get serves a GET: it opens the stream of the session that the request names. If the request names no session, get creates one.
 func (d dialect) get(w http.ResponseWriter, c *method.Call) {
 	d.endpoint.sessionStream(w, c, d.enter, func(ctx context.Context, last streams.Position) (*streams.Stream, error) {
 		if c.Session == nil {
@@ -211,16 +216,16 @@ func (d dialect) get(w http.ResponseWriter, c *method.Call) {
 	})
 }
 
-// The session's stream may be open at another instance. So an answer to a POST reaches the stream through the event log, as a notice
-// on the session's topic. The answer may contain secrets that must not be stored in clear text, e.g. a webhook's secret. So it is
-// encrypted with a key that is derived from the session's id, and the store only has a hash of that id.
+// An answer to a POST reaches the session's stream through the event log, because the stream may be open at another instance of the
+// server. The answer may contain secrets, for example a webhook's secret, so the log stores it encrypted. The key is derived from the
+// session's id, and the store has only a hash of that id.
 
-// maxResponse is the size in bytes of the largest answer that is sent on the client's stream. In Base64, such an answer still
-// fits into an item of the store ([store.MaxItem]). A larger answer is the response to the client's POST.
+// maxResponse is the largest size, in bytes, of an answer that is sent on a session's stream. In Base64, such an answer still fits into
+// an item of the store ([store.MaxItem]). A larger answer is sent as the response to the POST.
 const maxResponse = 256 << 10
 
-// respond sends the recorded answer on the session's open stream. It returns false if the answer must be the response to the POST, for
-// example because no stream is open.
+// respond sends the recorded answer to a POST on the session's open stream. It returns false if the answer must be the response to the
+// POST, for example because no stream is open.
 func (d dialect) respond(c *method.Call, kept *httpjson.Recorder) bool {
 	body := kept.Body.Bytes()
 	if kept.Status != http.StatusOK || len(body) == 0 || len(body) > maxResponse || kept.Header().Get(spec.HeaderSession) != "" {

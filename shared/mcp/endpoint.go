@@ -1,5 +1,6 @@
-// Package mcp is the MCP endpoint: Streamable HTTP for the revisions 2025-03-26, 2025-06-18 and 2025-11-25, which have sessions, and
-// 2026-07-28, which has no sessions. In dialect.go it also serves an older framing of the same methods at /mcp/{workspace}.
+// Package mcp is the MCP endpoint. It serves Streamable HTTP for the revisions 2025-03-26, 2025-06-18 and 2025-11-25, which have
+// sessions, and 2026-07-28, which has no sessions. The file dialect.go serves the same methods over an older transport at
+// /mcp/{workspace}.
 //
 //	        ┌ checks ─────────────────────────┐   ┌ method table ┐
 //	POST ──▶│ origin, caller, size, JSON-RPC, │──▶│ resources/…  │──▶ catalog, event log
@@ -7,8 +8,8 @@
 //	GET  ──▶│ session                         │   │ …/listen     │──▶ feed ──▶ stream
 //	        └─────────────────────────────────┘   └──────────────┘
 //
-// [Endpoint] has the checks, the table and the dispatch, sessions, conversations, and the calls that are forwarded to backends.
-// The packages below it serve the other methods:
+// [Endpoint] checks requests and dispatches them to the methods. It also has the code for sessions, for messages of conversations, and
+// for calls that are forwarded to backends. The packages below it serve the other methods:
 //
 //	mcp ──▶ events ──▶ streams ──▶ method     eventtools/logsource is given to the endpoint by Options.EventTools
 //	   └──▶ session ◀────┘
@@ -55,8 +56,8 @@ type Options struct {
 
 	// Feeds reads events from the event log. Lists of resources, resources/read, completions, polls and all streams use it.
 	Feeds *stream.Tails
-	// Sessions stores the sessions of the session-based revisions, which need Feeds. Nil means that there are no sessions.
-	// Then initialize is unknown, and each request of these revisions is served without the state of earlier ones.
+	// Sessions stores the sessions of the session-based revisions (up to 2025-11-25). It needs Feeds. If Sessions is nil, the endpoint
+	// refuses initialize, and serves each request of these revisions without the state of earlier requests.
 	Sessions store.DB
 	// MaxSessions returns how many sessions a principal may have. Nil means no limit.
 	MaxSessions func(ctx context.Context, p auth.Principal) int
@@ -68,7 +69,8 @@ type Options struct {
 	// Registrar and Deregistrar. They get the whole HTTP request with its credentials, and authenticate it again.
 	ForwardRegistrar   http.Handler
 	ForwardDeregistrar http.Handler
-	// AnonymousWebhooks lets the principal of --auth none use events/subscribe and events/unsubscribe, for development.
+	// AnonymousWebhooks lets the anonymous callers of a server with --auth none use events/subscribe and events/unsubscribe, for
+	// development.
 	AnonymousWebhooks bool
 
 	Gateway Gateway // nil without backends
@@ -76,13 +78,14 @@ type Options struct {
 	Dialect      func(*Endpoint) Dialect
 	Conversation streams.Conversation // may be nil
 
-	// EventTools makes tools that serve events to clients that know only tools, e.g. the tools of package logsource. It needs Feeds.
+	// EventTools makes tools through which clients that support only tools can receive events, for example the tools of package
+	// logsource. It needs Feeds.
 	EventTools func(*streams.Streams) events.Tools
 
 	// Profile returns which version of the MCP Events extension applies to a principal, unless the client declares one itself. Nil means
 	// [spec.Released] for all principals.
 	Profile func(ctx context.Context, p auth.Principal) spec.Profile
-	// EventsRevisions has the profile for each revision of the MCP Events extension that a client may declare. Nil means
+	// EventsRevisions maps each revision of the MCP Events extension that a client may declare to the profile that serves it. Nil means
 	// [spec.EventsRevisions].
 	EventsRevisions map[string]spec.Profile
 
@@ -94,8 +97,8 @@ type Options struct {
 	PageSize int // entries on a page of a list; 0 means 100
 	// MaxAge is how long a stream stays open. If the request has a deadline, the stream ends at the latest five seconds before it.
 	MaxAge time.Duration
-	// AnswerStreamAfter is how long an answer may wait for backends (a list) or for an event (wait_for_event) before it becomes
-	// a stream. 0 means immediately.
+	// AnswerStreamAfter is how long a handler may wait for backends or for an event before its response becomes an SSE stream. 0 means
+	// immediately.
 	AnswerStreamAfter time.Duration
 	Heartbeat         time.Duration  // how long a stream may be quiet before the endpoint sends a heartbeat
 	WriteTimeout      time.Duration  // ends a stream whose client has not read for this long; 0 means 30 s
@@ -104,11 +107,12 @@ type Options struct {
 	// reuse the client's connection slot. It is optional.
 	Left  func(*http.Request)
 	Calls *quota.Concurrency // limits the concurrent calls of a principal to backends; nil means no limit
-	// MaxStreamURIs limits the URIs of a session or a subscriptions/listen; 0 means 200. MaxStreamPatterns limits how many of these
-	// URIs may stand for several URIs, because they have a wildcard or are a parent such as event://orders. A stream reads several
-	// partitions of the event log for each of them. 0 means 20.
+	// MaxStreamURIs is the number of URIs to which a session or a subscriptions/listen may subscribe; 0 means 200.
+	//
+	// MaxStreamPatterns is the number of these URIs that may have a wildcard or be a parent of other URIs, such as event://orders; 0
+	// means 20. It is lower because a stream reads several partitions of the event log for each of them.
 	MaxStreamURIs, MaxStreamPatterns int
-	// PollMin and PollMax limit the time until the next poll that the server suggests to a client.
+	// PollMin and PollMax are the shortest and the longest time that the server asks a client to wait before its next events/poll.
 	PollMin, PollMax time.Duration
 
 	Metrics *metric.Set  // may be nil
@@ -127,10 +131,11 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Dialect serves an authenticated request to /mcp/{workspace}.
+// Dialect is a function that serves an authenticated request to /mcp/{workspace}.
 type Dialect func(w http.ResponseWriter, c *method.Call, workspace string)
 
-// Endpoint serves MCP, with net/http or with lambdaurl of aws-lambda-go. End its streams with [Endpoint.Close].
+// Endpoint is an [http.Handler] that serves MCP, either with net/http or with lambdaurl of aws-lambda-go. [Endpoint.Close] ends its
+// streams.
 type Endpoint struct {
 	options  Options
 	methods  method.Table
@@ -192,12 +197,12 @@ func New(o Options) (*Endpoint, error) {
 	return e, nil
 }
 
-// Close ends every open stream with the messages that its revision requires. It waits until the streams have ended and cleaned up in
-// the store, or until ctx ends. From then on, the endpoint refuses new streams but still serves other requests.
+// Close refuses new streams from now on, and ends every open stream with the messages that the stream's revision requires. It waits until
+// the streams have ended and cleaned up in the store, or until ctx ends. The endpoint still serves other requests.
 //
-// If ctx has a deadline, the endpoint later also ends the calls in sessions and the calls to backends, even if Close has already
-// returned. It does so at the time [method.CallReserve] before the deadline, or after half of the remaining time if that is later. The
-// clients of calls to backends then get an error.
+// If ctx has a deadline, the endpoint also ends the calls in sessions and the calls to backends, even if Close has already returned. It
+// ends them at the time [method.CallReserve] before the deadline, or after half of the remaining time if that is later. The clients of
+// calls to backends then get an error.
 func (e *Endpoint) Close(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)

@@ -18,9 +18,11 @@ type Gateway interface {
 	// scope for it. In that case, Call returns an error that names the scope. For [api.Extensions], Has reports whether the
 	// name is a method of an extension that at least one backend declares.
 	Has(ctx context.Context, c api.Client, kind api.Kind, name string) bool
-	// Call sends a request to the backend that has the item it names. If Call returns an error, the client has no response yet.
+	// Call sends a request to the backend that has the tool, prompt or other item that the request names. If Call returns an error, the
+	// client has no response yet.
 	Call(ctx context.Context, c api.Call) error
-	// Answer sends the client's answer to a backend's request. The id is the one under which the client received the request.
+	// Answer sends a client's response to a backend's request, for example to an elicitation. The parameter id is the id under which the
+	// client received the request.
 	Answer(ctx context.Context, c api.Client, id string, body json.RawMessage) error
 	// Progress, Cancel and Notify forward notifications of the client's session to the backends that they concern.
 	Progress(ctx context.Context, c api.Client, body json.RawMessage) error
@@ -30,7 +32,7 @@ type Gateway interface {
 	NotifyExtension(ctx context.Context, c api.Client, method string, params json.RawMessage) error
 	// SetLevel sends the client's log level to all backends with which the client has a session.
 	SetLevel(ctx context.Context, c api.Client) error
-	// End cancels the calls of the client's session, and ends its sessions with backends.
+	// End cancels the running calls of the client's session, and ends the sessions that the gateway has at backends for it.
 	End(ctx context.Context, c api.Client) error
 }
 

@@ -27,7 +27,7 @@ import (
 // PathWorkspace is the name of the wildcard in "/mcp/{workspace}", the route of the named-event dialect (see dialect.go).
 const PathWorkspace = "workspace"
 
-// pathEndpoint replaces the path of requests of the named-event dialect that the endpoint forwards to another service.
+// pathEndpoint is the path that requests of the named-event dialect get when the endpoint forwards them to another service.
 const pathEndpoint = "/mcp"
 
 // ServeHTTP serves the endpoint. It checks a request in this order, which docs/reference/protocol.md promises: origin, caller, size,
@@ -267,8 +267,8 @@ func (e *Endpoint) receive(w http.ResponseWriter, c *method.Call) (batch []json.
 	return nil, true
 }
 
-// joinTrace makes the call part of the caller's trace. The trace is named in the message's _meta (SEP-414) or otherwise in the
-// HTTP headers.
+// joinTrace makes the call part of the caller's distributed trace. It reads the trace context from the message's _meta (SEP-414) or, if
+// that has none, from the HTTP headers.
 func joinTrace(c *method.Call) {
 	parent, _ := jsonrpc.String(jsonrpc.Member(c.Meta, trace.Parent))
 	state, _ := jsonrpc.String(jsonrpc.Member(c.Meta, trace.State))

@@ -22,7 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// subscribe serves resources/subscribe. The session's stream sends every event that is published after the answer.
+// subscribe serves resources/subscribe. The session's stream sends every event of the URI that is published after the answer.
 func (e *Endpoint) subscribe(ctx context.Context, c *method.Call) (method.Result, error) {
 	uri, cat, err := e.readURI(ctx, c)
 	if err != nil {
@@ -72,8 +72,8 @@ func (e *Endpoint) readURI(ctx context.Context, c *method.Call) (uri string, cat
 	return uri, cat, err
 }
 
-// checkPatternLimit returns an error if the session has reached [Options.MaxStreamPatterns], so that it cannot add the given URI, which
-// has a wildcard or is a parent of other URIs. It accepts a URI that the session already has.
+// checkPatternLimit returns an error if the session already has as many patterns as [Options.MaxStreamPatterns] allows. A pattern is a
+// URI that has a wildcard or is a parent of other URIs. If the given URI is a pattern that the session already has, there is no error.
 func (e *Endpoint) checkPatternLimit(ctx context.Context, sess *session.Session, uri string) error {
 	uris, err := e.sessions.ListSubscriptions(ctx, sess.Key)
 	if err != nil {
@@ -100,7 +100,7 @@ func (e *Endpoint) unsubscribe(ctx context.Context, c *method.Call) (method.Resu
 	if err != nil {
 		return method.Result{}, err
 	}
-	// Read the backend's name from the record, because the backend may no longer list the resource.
+	// Read the backend's name from the session's record of the subscription, because the backend may no longer list the resource.
 	record, err := e.sessions.FindSubscription(ctx, c.Session, uri)
 	if err != nil {
 		return method.Result{}, err
@@ -149,8 +149,8 @@ func (e *Endpoint) unsubscribeAll(ctx context.Context, sess *session.Session, ur
 	}
 }
 
-// subscriptionAt describes a session's subscription to a backend's resource. The subscription expires at the time until, which may be
-// zero if the caller wants to end it.
+// subscriptionAt describes a session's subscription to a backend's resource. The parameter until is when the subscription expires. It may
+// be zero if the caller wants to end the subscription.
 func subscriptionAt(sess *session.Session, backend, uri string, until time.Time) api.Subscription {
 	return api.Subscription{
 		Place: api.Place{Workspace: sess.Workspace, Backend: backend}, URI: uri, Principal: sess.Principal, Holder: sess.Key, Until: until,
@@ -258,8 +258,8 @@ func (e *Endpoint) delete(w http.ResponseWriter, c *method.Call) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// setLevel serves logging/setLevel (up to 2025-11-25), for log messages of backends and of this server. For example, the
-// session's stream warns that the catalog no longer has a subscribed URI.
+// setLevel serves logging/setLevel (up to 2025-11-25). The client sets the lowest severity of the log messages that it gets from backends
+// and from this server. For example, this server warns that the catalog no longer has a subscribed URI.
 func (e *Endpoint) setLevel(ctx context.Context, c *method.Call) (method.Result, error) {
 	level, err := c.RequiredString("level")
 	if err != nil {
@@ -347,8 +347,8 @@ func (e *Endpoint) get(w http.ResponseWriter, c *method.Call) {
 	})
 }
 
-// sessionStream serves a GET. The function enter loads the session, and the function open opens its stream at the position in the
-// header Last-Event-ID.
+// sessionStream serves a GET. The function enter loads the session, and the function open opens the session's stream after the event that
+// the header Last-Event-ID names.
 func (e *Endpoint) sessionStream(w http.ResponseWriter, c *method.Call, enter func(http.ResponseWriter, *method.Call) bool,
 	open func(context.Context, streams.Position) (*streams.Stream, error),
 ) {

@@ -19,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// forwardHandler forwards the whole HTTP request to the handler that serves the method.
+// forwardHandler forwards a call's whole HTTP request to another handler, which serves the method.
 type forwardHandler struct{ to http.Handler }
 
 func (h forwardHandler) Serve(w http.ResponseWriter, c *method.Call) error {
@@ -139,8 +139,8 @@ func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
 	}
 }
 
-// checkCall looks up the request's method in the table and stores its row in m. It returns an error if the caller cannot use the method
-// or the params are ambiguous.
+// checkCall looks up the request's method in the table and stores the method's row in m. It returns an error if the caller cannot use the
+// method or the params contain a member twice.
 func (e *Endpoint) checkCall(c *method.Call, m *method.Row) (err error) {
 	row, known := e.methods[c.Msg.Method]
 	if !known && e.options.Gateway != nil {
@@ -160,8 +160,8 @@ func (e *Endpoint) checkCall(c *method.Call, m *method.Row) (err error) {
 	return err
 }
 
-// extensionRow returns a row for methods that are not in the table. The methods exist for a caller if one of the caller's backends
-// declares an extension with the method.
+// extensionRow returns the row of every method that is not in the table. Such a method exists for a caller if one of the caller's
+// backends declares an extension with the method.
 func (e *Endpoint) extensionRow() method.Row {
 	return method.Row{
 		SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: proxyHandler{endpoint: e, route: routeExtension},
@@ -172,9 +172,9 @@ func (e *Endpoint) extensionRow() method.Row {
 	}
 }
 
-// profileOf returns the profile, which is the version of the MCP Events extension, that applies to a call. If the client declares a
-// revision of the extension, its profile takes precedence over the configured profile. If that revision is unknown, profileOf returns
-// an error, and also the configured profile, which determines the error code.
+// profileOf returns the profile of a call, which is the version of the MCP Events extension that the call follows. A revision that the
+// client declares takes precedence over the configured profile. If that revision is unknown, profileOf returns an error together with the
+// configured profile, which determines the error code.
 func (e *Endpoint) profileOf(c *method.Call) (spec.Profile, error) {
 	profile := e.defaultProfile(c.Request.Context(), c.Principal)
 	// Only the stateless revisions, for which the extension is defined, send the client's capabilities with a request. So a call of

@@ -21,11 +21,11 @@ type Timing struct {
 }
 
 // answer is the answer to a request that may have to wait for backends or events. If it is ready soon, it is JSON. Otherwise it becomes a
-// stream with the response at its end, so that no proxy closes the connection as dead. Every client must understand both (2025-11-25,
-// Transports, "Sending Messages to the Server"; 2026-07-28, Streamable HTTP, "Sending Messages").
+// stream with the response at its end, so that no proxy closes the connection as dead. Every client must understand both forms
+// (2025-11-25, Transports, "Sending Messages to the Server"; 2026-07-28, Streamable HTTP, "Sending Messages").
 //
-// Heartbeats, a backend's messages and the cut-off at a shutdown come from different goroutines. The field over keeps them from
-// writing after the response.
+// Heartbeats, a backend's messages and the error that a shutdown causes are written by different goroutines. The field over keeps them
+// from writing after the response.
 type answer struct {
 	W       http.ResponseWriter
 	timing  Timing
@@ -88,8 +88,8 @@ func (a *answer) write(events []byte) error {
 	return a.err
 }
 
-// finish ends the stream with the response that build appends to an empty buffer. It reports false if there is no stream and no response
-// yet, so that the handler must write the response.
+// finish ends the stream with the response, which the function build appends to an empty buffer. If no stream has begun and no response
+// was written, it returns false. The handler must then write the response.
 func (a *answer) finish(build func([]byte) []byte) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -119,8 +119,8 @@ func (a *answer) close() {
 	}
 }
 
-// Progress sends a progress notification if the client asked for progress. It reports waited, the time that the call has waited
-// so far, and total, the time that the call may wait, both in seconds.
+// Progress sends a progress notification if the client asked for progress. The parameter waited is how long the call has waited so far.
+// The parameter total is how long the call may wait, in seconds.
 func (a *answer) Progress(c *Call, waited time.Duration, total int, message string) {
 	token := jsonrpc.Member(c.Meta, "progressToken")
 	if len(token) == 0 || len(token) > jsonrpc.MaxID || token[0] == '{' || token[0] == '[' {
@@ -142,7 +142,7 @@ var Comment = sse.Append(nil, sse.Event{Comment: " "})
 // ErrWriting is the error for a response that cannot be written.
 var ErrWriting = errors.New("mcp: the client is gone or does not read")
 
-// relayed is the answer to a call that a backend answers. It passes on the backend's messages as they arrive.
+// relayed is the answer to a call that a backend serves. It passes the backend's messages on to the client as they arrive.
 type relayed struct {
 	*answer
 	faults   Faults
@@ -150,14 +150,14 @@ type relayed struct {
 	buffered bool // the response was written, but may still be in a buffer
 }
 
-// NewRelayed returns the answer to a call that a backend answers.
+// NewRelayed returns the answer to a call that a backend serves.
 func (t Timing) NewRelayed(w http.ResponseWriter, c *Call, f Faults) *relayed {
 	return &relayed{answer: t.answer(w, c), faults: f, call: c}
 }
 
 // Begin starts the heartbeats and returns the context for the call to the backend. The caller must call end when the call has returned.
-// If the server shuts down during the call, Begin's context ends and the client immediately gets an error, although it may take longer
-// to notify the backend.
+// If the server shuts down during the call, the context ends and the client immediately gets an error, even before the backend has been
+// notified.
 func (r *relayed) Begin() (ctx context.Context, end func()) {
 	ctx, release := r.call.backendContext(r.answerShutdown)
 	r.streamAfter(r.timing.Heartbeat)
@@ -167,7 +167,7 @@ func (r *relayed) Begin() (ctx context.Context, end func()) {
 	}
 }
 
-// errShutdown is the answer to a call that a shutdown cuts off.
+// errShutdown is the error for a client whose call to a backend is ended by a shutdown.
 var errShutdown = &jsonrpc.Error{
 	Code: CodeUnavailable, Message: "the server is shutting down; the call may still take effect at the backend",
 }
@@ -185,7 +185,7 @@ func (r *relayed) answerShutdown() {
 // StreamsMessages reports whether the client accepts messages before the response.
 func (r *relayed) StreamsMessages() bool { return r.streams }
 
-// Send sends a backend's message to the client. response is true if the message is the response to the call.
+// Send sends a backend's message to the client. The parameter response is true if the message is the response to the call.
 func (r *relayed) Send(message json.RawMessage, response bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -195,8 +195,9 @@ func (r *relayed) Send(message json.RawMessage, response bool) error {
 	return r.send(message, response)
 }
 
-// send sends a backend's message. The response is JSON if no stream has begun and the client accepts JSON. All other messages are events on
-// the stream, or are dropped if the client does not accept a stream. The caller holds the lock.
+// send sends a backend's message to the client. The response is JSON if no stream has begun and the client accepts JSON. Otherwise the
+// message is an event on the stream, and messages before the response are dropped if the client accepts no stream. The caller holds the
+// lock.
 func (r *relayed) send(message json.RawMessage, response bool) error {
 	h := r.call.Request.Header
 	switch {
@@ -229,7 +230,8 @@ func (r *relayed) Flush() {
 	}
 }
 
-// Fail sends the error as the response, or returns false if the handler must write the response.
+// Fail ends the call's stream with the error as the response. It returns false if no stream has begun, so that the handler must send the
+// error.
 func (r *relayed) Fail(err error) bool {
 	if errors.Is(err, ErrWriting) {
 		return true
@@ -275,7 +277,7 @@ const (
 	CallReserve = 9 * time.Second
 )
 
-// life has the contexts and times that limit how long a call runs.
+// life has the contexts and times that limit how long a call may run.
 type life struct {
 	cutOff   context.Context // ends when the server cuts off calls
 	detached bool
@@ -283,7 +285,7 @@ type life struct {
 	deadline time.Time       // when Lambda ends the invocation; zero in a stand-alone server
 }
 
-// NewCall returns the call of a request. cutOff ends when the server must cut off its calls.
+// NewCall returns the [Call] of an HTTP request. The parameter cutOff is a context that ends when the server must end its running calls.
 func NewCall(r *http.Request, cutOff context.Context) *Call {
 	return &Call{Request: r, life: life{cutOff: cutOff}}
 }
@@ -295,8 +297,8 @@ func DetachRequest(r *http.Request, limit time.Duration) (detached *http.Request
 	return r.WithContext(ctx), cancel
 }
 
-// Detach gives the call a context that ends after the given time, at the request's deadline, or when the server cuts off calls,
-// but not when the client disconnects. It has no effect on a call that is detached already. The caller must call stop after the call.
+// Detach gives the call a context that does not end when the client disconnects. The context ends after the given time, at the request's
+// deadline, or when a shutdown ends running calls. The caller must call stop after the call.
 func (c *Call) Detach(limit time.Duration) (stop func()) {
 	if c.life.detached {
 		return func() {}
@@ -316,8 +318,8 @@ func (c *Call) Detach(limit time.Duration) (stop func()) {
 	}
 }
 
-// JoinBatch prepares a detached call for a batch, whose parts are copies of the call. The parts share the time limit of the
-// batch, and [Call.OnDisconnect] has no effect on them.
+// JoinBatch prepares a detached call for a batch, whose messages are served with copies of this call. The copies share the batch's time
+// limit, and [Call.OnDisconnect] has no effect on them.
 func (c *Call) JoinBatch() { c.life.client = nil }
 
 // ConnectionContext returns a context that ends when the client disconnects, even if the call is detached. For a message of a batch,

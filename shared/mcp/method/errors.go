@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Codes of our own. The specification requires new codes to be outside of -32768…-32000, so these are the HTTP statuses with the same
-// meaning.
+// The JSON-RPC error codes that this server defines. The specification requires new codes to be outside of -32768…-32000, so these are
+// the HTTP statuses with the same meaning.
 const (
 	CodeUnauthenticated = 401
 	CodeForbidden       = 403
@@ -31,7 +31,7 @@ const (
 	CodeUnavailable     = 503
 )
 
-// Codes has the error codes of the MCP Events extension for each profile, by the errors' names.
+// Codes has the error codes of the MCP Events extension, by profile (the version of the extension) and by the error's name.
 var Codes = map[spec.Profile]map[string]int{
 	spec.Released: {
 		"NotFound": -32011, "Forbidden": -32012, "ResourceExhausted": -32013, "Unsupported": -32014, "CallbackEndpointError": -32015,
@@ -81,8 +81,8 @@ func (f Faults) LogError(ctx context.Context, msg string, err error) {
 	f.Logger.ErrorContext(ctx, msg, "error", err)
 }
 
-// Translate returns the JSON-RPC error for an error of a handler, or err itself if it already is one. The profile is empty for a method
-// outside of the MCP Events extension.
+// Translate returns the JSON-RPC error with which a client is answered if a handler returns err. It logs the errors that are the server's
+// fault. The parameter profile is empty for methods outside of the MCP Events extension.
 func (f Faults) Translate(ctx context.Context, err error, v spec.Version, profile spec.Profile) *jsonrpc.Error {
 	if rpc, ok := errors.AsType[*jsonrpc.Error](err); ok {
 		return rpc
@@ -132,8 +132,8 @@ func ErrorObject(profile spec.Profile, reason error) json.RawMessage {
 	return jsonrpc.AppendErrorObject(nil, errorOf(reason, spec.V20260728, profile))
 }
 
-// httpStatus returns the HTTP status of an error in the stateless revisions. It is 200 unless the revision requires another one, because
-// an error is an answer of the method and not of the transport.
+// httpStatus returns the HTTP status of an error in the stateless revisions. It is 200 unless the revision requires another status,
+// because the transport worked even if the method failed.
 func httpStatus(e *jsonrpc.Error) int {
 	switch e.Code {
 	case jsonrpc.MethodNotFound:
@@ -144,7 +144,7 @@ func httpStatus(e *jsonrpc.Error) int {
 	return http.StatusOK
 }
 
-// InvalidParams returns the error for params that a method cannot read.
+// InvalidParams returns the error for params that are missing or malformed.
 func InvalidParams(format string, args ...any) *jsonrpc.Error {
 	return &jsonrpc.Error{Code: jsonrpc.InvalidParams, Message: fmt.Sprintf(format, args...)}
 }
@@ -205,9 +205,9 @@ func (r *Replies) entryScopes(c *Call, m Row) []string {
 	return scopes
 }
 
-// scopesOf returns the scopes that a principal needs for the event types at a URI or below it. If all is true, it needs access to all
-// of them, and otherwise to only one. So in that case, if the principal already has the scopes of one event type, scopesOf returns only
-// these.
+// scopesOf returns the scopes that a principal needs for the event types at a URI or below it. If the parameter all is true, the
+// principal needs access to all of these event types. Otherwise access to one of them is enough, so if the principal has all scopes of
+// one event type, scopesOf returns only these.
 func scopesOf(cat *catalog.Catalog, uri string, p auth.Principal, all bool) (scopes []string) {
 	_, access, err := match.Resolve(cat, uri)
 	if err != nil {

@@ -27,7 +27,7 @@ type Result struct {
 	// `"protocolVersion":"2025-11-25",` and `"capabilities":{}`.
 	Members [][]byte
 	Meta    []byte // JSON of further members of _meta, without the braces
-	// Cache is the caching hint that revision 2026-07-28 requires for some results, e.g. for lists. It is nil for other results.
+	// Cache is the caching hint that revision 2026-07-28 requires for some results, for example for lists. It is nil for other results.
 	Cache *Caching
 }
 
@@ -85,7 +85,8 @@ func (t Table) Has(name string) bool {
 	return ok
 }
 
-// Answering serves a method that returns a result. If Answer has to wait for backends or events, it first calls [answer.Wait].
+// Answering is a [Handler] for methods that return a [Result]. Its function Answer returns the result. If Answer has to wait for backends
+// or events, it first calls [answer.Wait].
 type Answering struct {
 	Replies *Replies
 	Timing  Timing
@@ -150,7 +151,8 @@ type Call struct {
 // Param returns a member of the params, or nil if it is absent or null.
 func (c *Call) Param(name string) json.RawMessage { return jsonrpc.Member(c.Msg.Params, name) }
 
-// OptionalString returns an optional member of the params, which must be a string. given is false if the member is absent or null.
+// OptionalString returns an optional member of the params, which must be a string. The result given is false if the member is absent or
+// null.
 func (c *Call) OptionalString(name string) (value string, given bool, err error) {
 	raw := c.Param(name)
 	if raw == nil {
@@ -212,7 +214,8 @@ func (c *Call) Client() api.Client {
 	return out
 }
 
-// WithToken returns ctx with the caller's token. Code that reads events needs the token to call backends that act for their callers.
+// WithToken returns ctx with the caller's token. Code that reads events uses it for calls to backends that require the token of the
+// caller.
 func (c *Call) WithToken(ctx context.Context) context.Context {
 	return auth.WithToken(ctx, auth.Token{Header: c.Request.Header.Get("Authorization"), Expires: c.Principal.Expires})
 }
@@ -255,7 +258,7 @@ func Declares(capabilities json.RawMessage, extension string) bool {
 	return false
 }
 
-// WithoutBraces returns the text between the braces of a JSON object. object may also be empty.
+// WithoutBraces returns the text between the braces of a JSON object. The parameter object may be empty.
 func WithoutBraces(object json.RawMessage) []byte {
 	return bytes.TrimSpace(bytes.TrimSuffix(bytes.TrimPrefix(bytes.TrimSpace(object), []byte("{")), []byte("}")))
 }

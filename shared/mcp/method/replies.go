@@ -25,8 +25,8 @@ type Replies struct {
 	memory   *quota.Share
 }
 
-// NewReplies returns the Replies of a server. server is the JSON object with its name and version, and metadata is the URL
-// of the protected resource metadata (RFC 9728), or empty.
+// NewReplies returns the Replies of a server. The parameter server is the JSON object with its name and version. The parameter metadata
+// is the URL of the protected resource metadata (RFC 9728), or empty.
 func NewReplies(server json.RawMessage, f Faults, cs Catalogs, metadata string) *Replies {
 	return &Replies{
 		faults: f, catalogs: cs, metadata: metadata, server: append([]byte(`"`+spec.MetaServer+`":`), server...),
@@ -36,7 +36,8 @@ func NewReplies(server json.RawMessage, f Faults, cs Catalogs, metadata string) 
 
 const (
 	answerBytes = 128 << 20 // the limit of memory, in bytes, for all answers that clients have not read yet
-	// Answers of up to smallAnswer bytes do not count toward answerBytes, and may take longer than answerTime.
+	// smallAnswer is the largest size, in bytes, of an answer that does not count toward answerBytes, and that may take longer than
+	// answerTime.
 	smallAnswer = 16 << 10
 	answerTime  = time.Minute // how long a client may take to read an answer larger than smallAnswer
 )
@@ -129,9 +130,9 @@ func (r *Replies) SendFault(w http.ResponseWriter, c *Call, m Row, err error) {
 	SendError(w, code, c.Msg.ID, rpc)
 }
 
-// SendStatus answers with an HTTP status that shows the error: 429 for a reached limit, 503 for an error of the server, and 400
-// for any other error. It is for requests that failed before or after their method ran, and for notifications and responses. NotFound and
-// Conflict faults get 400 too, because a 404 would tell the client that its session has ended.
+// SendStatus answers with an HTTP status that shows the error: 429 for a reached limit, 503 for an error of the server, and 400 for any
+// other error. It is for notifications and responses, and for requests that failed before or after their method ran. It never answers
+// 404, which would tell the client that its session has ended.
 func (r *Replies) SendStatus(w http.ResponseWriter, c *Call, id json.RawMessage, err error) {
 	status := http.StatusBadRequest
 	_, refused := errors.AsType[*jsonrpc.Error](err)
@@ -150,7 +151,7 @@ func (r *Replies) SendStatus(w http.ResponseWriter, c *Call, id json.RawMessage,
 // that memory.
 var Buffers = sync.Pool{New: func() any { b := make([]byte, 0, 4096); return &b }}
 
-// Send answers with the status and a JSON body, which build appends to an empty buffer.
+// Send answers with the status and a JSON body, which the function build appends to an empty buffer.
 func Send(w http.ResponseWriter, status int, build func([]byte) []byte) {
 	buf := Buffers.Get().(*[]byte)
 	*buf = build((*buf)[:0])
@@ -174,8 +175,8 @@ func SendError(w http.ResponseWriter, status int, id []byte, rpc *jsonrpc.Error)
 	Send(w, status, func(b []byte) []byte { return jsonrpc.AppendError(b, id, rpc) })
 }
 
-// SessionFailed answers a request whose session cannot be loaded: with 404 if the session does not exist, and otherwise with 503. The
-// response with 404 has no JSON-RPC body, because clients initialize again on the status alone.
+// SessionFailed answers a request whose session cannot be loaded: with 404 if the session does not exist, and otherwise with 503. The 404
+// has no JSON-RPC body, because clients initialize again when they see the status.
 func (r *Replies) SessionFailed(w http.ResponseWriter, c *Call, err error) {
 	if errors.Is(err, session.ErrNone) {
 		http.Error(w, "session not found", http.StatusNotFound)

@@ -92,7 +92,7 @@ const (
 	TTL = 24 * time.Hour // how long an unused session lives
 	// firstTTL is how long a new session lives if its client does not use it. The first use prolongs it to TTL.
 	firstTTL = 5 * time.Minute
-	// usedEvery is the shortest time between two writes in which a process records that a session is in use.
+	// usedEvery limits how often a process records that a session is in use: at most once in this time.
 	usedEvery = 10 * time.Minute
 )
 
@@ -141,8 +141,8 @@ func (s *Session) listEntry() store.Item {
 	return store.Item{Key: key, Version: time.Now().Unix(), Expires: s.NeedsUntil()}
 }
 
-// NeedsUntil returns when the other records of the session may expire: the items with its URIs, and records that other packages keep
-// for it, e.g. its subscriptions at backends. They outlive the session by [TTL]; see [Store].
+// NeedsUntil returns until when other data of the session must be kept: the items with its URIs, and records in other packages, for
+// example its subscriptions at backends. This data outlives the session by [TTL]; see [Store].
 func (s *Session) NeedsUntil() time.Time { return s.expires.Add(TTL) }
 
 // Create creates a session. It expires after firstTTL unless [Store.Load] prolongs it. A session of the named-event dialect lives
@@ -224,8 +224,8 @@ func (s *Store) recordUse(ctx context.Context, sess *Session) {
 	_ = s.DB.Write(ctx, store.Put(sess.listEntry(), store.Exists()))
 }
 
-// touch prolongs a session. It prolongs the subscriptions first, so that they do not end before the session if the process
-// dies in between.
+// touch prolongs a session. It prolongs the session's URIs and its subscriptions at backends first, so that they do not end before the
+// session if the process dies in between.
 func (s *Store) touch(ctx context.Context, sess *Session) error {
 	prolonged := *sess
 	prolonged.expires = time.Now().Add(TTL)
@@ -374,12 +374,12 @@ type EarlierStreams struct {
 	Exists bool
 	// Begun is set if one of the earlier streams has begun; see [Store.RecordStreamBegun].
 	Begun bool
-	// QuietEnd is the cursor that [Store.RecordQuietEnd] recorded for the stream before this one, or empty.
+	// QuietEnd is the cursor that [Store.RecordQuietEnd] recorded for the session's previous stream, or empty.
 	QuietEnd string
 }
 
-// TakeOver makes a stream the newest one of its session, and reports on the earlier streams. The parameter connection is an id of the
-// new stream.
+// TakeOver makes a stream the newest one of its session, and reports on the session's earlier streams. The parameter connection
+// identifies the new stream.
 func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) (EarlierStreams, error) {
 	for range 5 {
 		item := store.Item{Key: itemKey(sess.Key, sortStream), Value: []byte(connection), Expires: sess.NeedsUntil()}
@@ -429,9 +429,9 @@ func (s *Store) RecordQuietEnd(ctx context.Context, sess *Session, connection, c
 	return fault.Wrap(fault.Unavailable, err, "record where the session's stream has ended")
 }
 
-// pendingVersion returns the version of the session's "stream" item from the time when a connection opens the stream until the stream
-// has begun. Then the version becomes 0. Each connection has a different pending version, which is never 0, so that
-// [Store.RecordStreamBegun] notices when a newer stream has taken over.
+// pendingVersion returns the version that the session's "stream" item has from when a connection opens the stream until the stream has
+// begun. Afterwards the version is 0. Each connection has a different pending version, so that [Store.RecordStreamBegun] notices if a
+// newer stream has taken over.
 func pendingVersion(connection string) int64 {
 	h := sha256.Sum256([]byte(connection))
 	return int64(binary.BigEndian.Uint64(h[:])>>1) | 1
