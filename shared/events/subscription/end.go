@@ -33,9 +33,9 @@ func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) 
 	return s.End(ctx, p.Workspace, p.ID, id)
 }
 
-// Unsubscribe ends the principal's subscription to the event type with this name, with these arguments and this endpoint URL, or returns
-// NotFound if it does not exist. It does not check the arguments against the catalog, because the event type may have been removed or
-// changed since.
+// Unsubscribe ends the principal's subscription that has this event type (the parameter name), these arguments and this endpoint URL, or
+// returns NotFound if it does not exist. It does not check the arguments against the event type, because the type may have been removed
+// or changed since the client subscribed.
 func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage, url string) error {
 	if _, err := s.permitEvents(ctx, p); err != nil {
 		return err
@@ -50,7 +50,7 @@ func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string
 	return s.End(ctx, p.Workspace, p.ID, derivedID(p, url, name, canonical))
 }
 
-// End ends a subscription, or returns NotFound if it does not exist. The caller must check beforehand that the request may end it.
+// End ends a subscription, or returns NotFound if it does not exist. The caller must have checked that the request is allowed to end it.
 func (s *Service) End(ctx context.Context, workspace, principal, id string) error {
 	err := s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if sub == nil {
@@ -69,8 +69,8 @@ func noSubscription() error {
 }
 
 // Disable ends a subscription whose endpoint keeps failing or wants no webhooks, and keeps its record readable for a week. The parameter
-// resumed is the [Subscription.Resumed] that the caller read before it decided. If the subscription was resumed again since then, or has
-// ended already, Disable does nothing and returns false.
+// resumed is the [Subscription.Resumed] that the caller read before it decided to disable the subscription. If deliveries were resumed
+// again since then, or the subscription has already ended, Disable does nothing and returns false.
 func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string, resumed Seconds) (ended bool, err error) {
 	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if ended = sub != nil && sub.State != Disabled && sub.Resumed == resumed; !ended {
@@ -94,7 +94,8 @@ func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason 
 const ReasonGone = "the endpoint answered 410 Gone"
 
 // Enable reactivates a disabled subscription. It does not deliver the events that were published while the subscription was disabled, but
-// the event log has them. A paused subscription stays paused. enabled is false if the subscription was not disabled.
+// clients can read them from the event log. A paused subscription stays paused, and the result enabled is false if the subscription was
+// not disabled.
 func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (enabled bool, err error) {
 	cat, err := s.Catalog.Catalog(ctx, workspace)
 	if err != nil {
@@ -121,14 +122,13 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 	return true, nil
 }
 
-// Terminate ends a subscription if the function judge, which it calls with the current record, returns a [*Terminated]. If judge returns
+// Terminate calls judge with the current subscription, and ends the subscription if judge returns a [*Terminated] error. If judge returns
 // nil or another error, the subscription continues.
 //
-// Terminate disables a subscription of SEP-1803, and deletes a subscription of MCP Events. Before the deletion it calls extraOps with the
-// subscription and the reason in the [*Terminated], and makes the returned writes in the same transaction as the deletion.
+// A subscription of SEP-1803 is disabled and gets a new State and Reason. A subscription of MCP Events is deleted, in one transaction
+// with the writes that extraOps returns for the subscription and the reason of its end.
 //
-// The result is the ended subscription, for SEP-1803 with its new State and Reason. The result is nil if the subscription did not end now,
-// for example because it had expired before.
+// Terminate returns the ended subscription, or nil if it did not end in this call, for example because it had expired before.
 func (s *Service) Terminate(ctx context.Context, workspace, principal, id string,
 	judge func(*Subscription) error, extraOps func(*Subscription, error) []store.Op,
 ) (ended *Subscription, err error) {
@@ -157,8 +157,8 @@ func (s *Service) Terminate(ctx context.Context, workspace, principal, id string
 	return ended, nil
 }
 
-// SetPaused pauses or resumes the deliveries of a subscription, and makes the writes in extra in the same transaction. changed is false
-// if the subscription had that state already.
+// SetPaused pauses or resumes the deliveries of a subscription, in one transaction with the writes in the parameter extra. The result
+// changed is false if the deliveries were already paused or already running.
 func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string, paused bool, extra ...store.Op) (changed bool, err error) {
 	var before, after State
 	err = s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
@@ -187,9 +187,11 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 // PausedSince returns when the subscription was paused, or the zero time if it is not paused.
 func (s *Subscription) PausedSince() time.Time { return s.Paused.Time().UTC() }
 
-// Suspend stops the deliveries of a subscription until the client refreshes it, because nearly all of them failed. The refresh then
-// replays the events that were published since the suspension. The parameter resumed is the [Subscription.Resumed] that the caller read
-// before it decided. If the subscription was resumed again since then, Suspend leaves it as it is.
+// Suspend stops the deliveries of a subscription, nearly all of which failed, until the client refreshes the subscription. The refresh
+// then replays the events that were published since the suspension.
+//
+// The parameter resumed is the [Subscription.Resumed] that the caller read before it decided to suspend the subscription. If deliveries
+// were resumed again since then, Suspend does nothing.
 func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, resumed Seconds) error {
 	suspended := false
 	err := s.Store.change(ctx, workspace, principal, id, func(sub *Subscription) error {
@@ -202,11 +204,11 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 			}
 		}
 		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
-		// If the clock was set back, the log may have events with times after now. The replay begins at the log's end and leaves them out,
-		// so dispatch must deliver them. Dispatch skips the events after the time in the field Suspended, so that time must not be earlier
-		// than the log's end.
+		// If the clock was set back, the log may already have events with times after the current time. The replay begins at the log's
+		// end and leaves these events out, so dispatch must deliver them. Dispatch skips events that are later than the field Suspended,
+		// so Suspended must not be earlier than the log's end.
 		//
-		// Call GivenAt before Position, because all events after the position must be later than given.
+		// Call GivenAt before Position, so that all events after the position are also later than given.
 		given := s.Log.GivenAt(s.Log.Time().UnixMicro())
 		end := s.Log.Position()
 		sub.Suspended = max(MicrosOf(s.Store.now()), Micros(end))
@@ -222,8 +224,10 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 }
 
 // Dispatch compares a subscription's expiry with the clock, so an expired subscription receives no more deliveries. [Sweeper.Sweep] later
-// deletes its items and lowers the counters. So that Sweep need not read all subscriptions to find the expired ones, there is an expiry
-// entry for each subscription. The entries of a minute are distributed over several partitions (shards).
+// deletes its items and lowers the counters.
+//
+// Each subscription has an expiry entry, which is stored by the minute of the expiry. So Sweep finds the expired subscriptions without
+// reading all subscriptions. The entries of a minute are distributed over several partitions (shards).
 
 const sweepShards = 4
 
@@ -255,19 +259,19 @@ func (s *Subscription) expiryOps() []store.Op {
 	})}
 }
 
-// sweepKey is the key of the item in which [Sweeper.Sweep] stores the minute up to which it has handled the expiry entries.
+// sweepKey is the key of the item in which [Sweeper.Sweep] stores the last minute whose expired subscriptions it has removed.
 var sweepKey = store.Key{Table: store.Subscriptions, Partition: "x#watermark", Sort: "-"}
 
-// expiryKept is how long the store keeps an expiry entry after the expiry, in case that no sweep runs for some days.
+// expiryKept is how long the store keeps an expiry entry after the subscription's expiry, in case no sweep runs for some days.
 const expiryKept = 7 * 24 * time.Hour
 
 // Sweeper removes expired subscriptions.
 type Sweeper struct {
 	Service *Service
-	// DeadLetter moves an expiry entry to the dead letters, if the entry or the record of its subscription cannot be decoded. It must be
-	// set.
+	// DeadLetter stores an expiry entry with the dead letters, which operators inspect, if the entry or its subscription cannot be
+	// decoded. It must be set.
 	DeadLetter func(ctx context.Context, it *store.Item, reason error) error
-	// SaveEvery is how old the saved progress may become before [Sweeper.Sweep] saves it again; 0 means that each call saves it.
+	// SaveEvery is the minimum time between two saves of the progress of [Sweeper.Sweep]; 0 saves the progress in each call.
 	SaveEvery time.Duration
 	Switches  *switches.Set
 }
@@ -317,8 +321,8 @@ func (s *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err 
 }
 
 // expire removes a subscription if it has expired. The parameter part is the partition in which the sweep found the subscription's expiry
-// entry. later reports whether the entry must stay for another sweep, because the subscription expires later in the same minute or has
-// just been changed by another process. Otherwise the sweep deletes the entry.
+// entry. The result later is true if the sweep must keep the entry for the next sweep, because the subscription expires later in the same
+// minute or another process has changed it meanwhile.
 func (s *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, later bool, err error) {
 	sub, err := s.Service.Store.load(ctx, e.Workspace, e.Principal, id)
 	if err != nil || sub == nil {
@@ -338,7 +342,8 @@ func (s *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, 
 	return true, false, nil
 }
 
-// Recount corrects the stored number of subscriptions of each workspace, and returns how many were wrong; see [tally.Counts.Recount].
+// Recount corrects the stored number of subscriptions of each workspace, and returns how many of these numbers were wrong; see
+// [tally.Counts.Recount].
 func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
 	db := s.Service.Store.DB
 	workspaces, err := (&Lists{DB: db}).Workspaces(ctx)
@@ -355,10 +360,12 @@ func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
 	})
 }
 
-// SweepSwitches removes pause switches that pause no subscription any more, and returns their number. An operator's switch stays for
-// [EndedKept] after the subscription's end, so that it pauses the subscription again if the owner subscribes with the same parameters.
-// SweepSwitches also removes operators' notes ([switches.Note]) about endpoint origins that are healthy again. It runs in the first minute
-// of each hour, because reading all switches every minute would cost too much.
+// SweepSwitches removes the stored pause switches that no longer pause a subscription, and returns the number of removed items. A switch
+// that an operator set stays for [EndedKept] after the subscription's end, so that the subscription is paused again if its owner
+// subscribes with the same parameters.
+//
+// SweepSwitches also removes operators' notes ([switches.Note]) about endpoint origins that are healthy again. It does its work only in
+// the first minute of each hour, because reading all switches every minute would cost too much.
 func (s *Sweeper) SweepSwitches(ctx context.Context) (removed int, err error) {
 	if s.Switches == nil || s.Service.Store.now().Minute() != 0 {
 		return 0, nil
@@ -400,8 +407,8 @@ func (l *Lists) isFailing(ctx context.Context, workspace, origin string) (bool, 
 	}
 }
 
-// mustKeepSwitch reports whether a pause switch must stay: it still pauses its subscription, or an operator set it and the owner of the
-// ended subscription might subscribe again with the same parameters.
+// mustKeepSwitch reports whether a stored pause switch must stay. It must stay if it still pauses its subscription. If the subscription
+// has ended, an operator's switch stays too, because the owner may subscribe again with the same parameters.
 func (s *Sweeper) mustKeepSwitch(ctx context.Context, workspace, id string, sw switches.Switch) (bool, error) {
 	r := &s.Service.Store
 	record := recordKey(workspace, sw.Owner, id)

@@ -28,13 +28,13 @@ import (
 type RegisterRequest struct {
 	URIs   []string
 	Target string
-	// IdempotencyKey is optional. Within a day, the same key returns the same subscription with a fresh secret.
+	// IdempotencyKey is optional. Another request with the same key within a day returns the same subscription, with a new secret.
 	IdempotencyKey string
 }
 
 const maxIdempotencyKey = 128 // bytes
 
-// Registered is the answer to a [RegisterRequest]. It is the only answer that contains the secret.
+// Registered is the response to a [RegisterRequest]. It is the only response that contains the secret.
 type Registered struct {
 	Subscription *Subscription
 	SecretType   SecretType
@@ -42,7 +42,7 @@ type Registered struct {
 }
 
 // Register creates a webhook subscription to all of the URIs, or fails if any of them is refused. Every event that is published after
-// Register has returned is delivered. A refusal is an error of kind Invalid, Forbidden or Exhausted.
+// Register has returned is delivered. If Register refuses a request, its error is of kind Invalid, Forbidden or Exhausted.
 func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRequest) (*Registered, error) {
 	cat, err := g.Service.authorize(ctx, p)
 	if err != nil {
@@ -120,9 +120,9 @@ func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRe
 	return &Registered{Subscription: sub, SecretType: sub.Target.Type, Secret: secret}, nil
 }
 
-// registerAgain answers a repeated registration with the same subscription and a fresh secret, because the first answer may have
-// been lost and the secret is not stored in clear text. The principal's current rights replace the former ones. registerAgain
-// returns nil if the idempotency key is new.
+// registerAgain returns the existing subscription for a repeated registration, with a new secret, because the client may have lost the
+// first response and the stored secret is encrypted. It also updates the subscription to the principal's current rights. It returns nil
+// if the idempotency key is new.
 func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p auth.Principal, r RegisterRequest) (*Registered, error) {
 	it, err := store.One(ctx, g.Service.Store.DB, idempotencyKey(p, r.IdempotencyKey), "read the idempotency key")
 	if err != nil || it == nil {
@@ -152,7 +152,7 @@ func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p a
 	return out, nil
 }
 
-// verifyRegistration verifies the endpoint of a SEP-1803 subscription by a challenge, if the operator's settings require that. SEP-1803
+// verifyRegistration sends a challenge to the endpoint of a SEP-1803 subscription, if the operator's settings require that. SEP-1803
 // itself does not require it (SRF-07).
 func (g *Registrar) verifyRegistration(ctx context.Context, p auth.Principal, sub *Subscription, key []byte) error {
 	if !g.Options.VerifyRegistrations {
@@ -185,7 +185,7 @@ func (g *Registrar) seal(ctx context.Context, sub *Subscription, key []byte) ([]
 	return sealed, fault.Wrap(fault.Unavailable, err, "seal the secret")
 }
 
-// Binding returns the binding with which the subscription's secrets are sealed. They can be opened only with an equal binding.
+// Binding returns the identifiers with which the subscription's secrets are encrypted. Decryption fails with any other binding.
 func (s *Subscription) Binding() Binding {
 	return Binding{Workspace: s.Workspace, Subscription: s.ID, Target: s.Target.URL}
 }
@@ -214,7 +214,7 @@ func idempotencyKey(p auth.Principal, key string) store.Key {
 const (
 	MaxURIs      = 50
 	maxTargetURL = 2048
-	// rotationGrace is how long deliveries are also signed with the previous secret after it was replaced.
+	// rotationGrace is how long a replaced secret still signs deliveries, in addition to the new secret.
 	rotationGrace = 24 * time.Hour
 )
 
@@ -234,17 +234,18 @@ type Targets interface {
 
 // Replayer sends past events to one subscription. shared/events/delivery implements it.
 type Replayer interface {
-	// Replay enqueues the subscription's events whose log positions are greater than the parameter after. truncated is true if it leaves out
-	// some of them.
+	// Replay enqueues the subscription's events whose log positions are greater than the parameter after. The result truncated is true if
+	// Replay leaves out some of these events.
 	Replay(ctx context.Context, s *Subscription, after int64) (truncated bool, err error)
 	// Reactivate resumes the deliveries that were waiting when the subscription was suspended.
 	Reactivate(ctx context.Context, s *Subscription) error
 }
 
-// Watermark finds the watermark of a subscription: the position of the event log up to which all deliveries to the subscriber are settled,
-// i.e. acknowledged or dead-lettered. A client that resumes from there misses no event. shared/events/delivery implements it.
+// Watermark finds a subscription's watermark. This is the position of the event log up to which all deliveries to the subscriber are
+// settled, which means acknowledged or dead-lettered. So a client that resumes from the watermark misses no event. shared/events/delivery
+// implements the interface.
 type Watermark interface {
-	// SettledPosition returns the watermark. open reports whether deliveries of later events are waiting.
+	// SettledPosition returns the watermark. The result open reports whether deliveries of later events are waiting.
 	SettledPosition(ctx context.Context, workspace, id string) (at int64, open bool, err error)
 }
 
@@ -252,15 +253,18 @@ type Watermark interface {
 type Options struct {
 	// Secret is the type of secret for SEP-1803 subscriptions.
 	Secret SecretType
-	// DefaultTTL (24 h) is granted if events/subscribe suggests no TTL. A suggested TTL is limited to MinTTL (1 min) and MaxTTL (7 d).
+	// DefaultTTL (24 h) is the lifetime of a subscription if events/subscribe suggests none. A suggested lifetime is limited to MinTTL (1
+	// min) and MaxTTL (7 d).
 	DefaultTTL, MaxTTL, MinTTL time.Duration
 	// AllowNoExpiry allows subscriptions that never expire (ttlMs is null).
 	AllowNoExpiry bool
-	// VerifyRegistrations requires a challenge for endpoints of SEP-1803 too. Endpoints of MCP Events always need one.
+	// VerifyRegistrations requires a challenge for the endpoints of SEP-1803 subscriptions too. Endpoints of MCP Events subscriptions
+	// always need one.
 	VerifyRegistrations bool
 	// VerifiedTargets are URL prefixes of endpoints that need no challenge, because the operator vouches for them.
 	VerifiedTargets []string
-	// Verifications returns how many challenges per minute a principal may cause. Nil means [quota.DefaultVerifications] for all.
+	// Verifications returns how many challenges to endpoints a principal may cause per minute. Nil means [quota.DefaultVerifications] for
+	// all principals.
 	Verifications func(ctx context.Context, workspace, principal string) int64
 	// Rate limits how often a principal registers or subscribes. A refresh of a subscription counts too, because it costs as much as a
 	// new one. Ending a subscription is not limited. Nil means no limit.
@@ -275,8 +279,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// NewRate returns a limit on registrations per second and principal. A burst may have as many registrations as ten seconds allow,
-// e.g. 20 at two per second, but always at least one.
+// NewRate returns a limit on each principal's registrations per second. A burst may have as many registrations as ten seconds allow, for
+// example 20 at two per second, but always at least one.
 func NewRate(limitOf quota.LimitFunc) *quota.Rate {
 	return quota.NewRate(quota.RegistrationRate, "registrations", limitOf, func(perSecond float64) float64 { return max(1, 10*perSecond) })
 }
@@ -287,12 +291,13 @@ type Registrar struct {
 	Sealer  *eventlog.Sealer
 	Targets Targets
 	Replay  Replayer
-	// Watermark finds the position to which a refresh advances the subscription's cursor. If nil, the cursor never moves.
+	// Watermark finds the position to which a refresh advances the subscription's cursor. If Watermark is nil, the cursor never moves.
 	Watermark Watermark
-	// Switches knows whether an operator had paused an earlier subscription with the same id, so that the new one is paused too. Switches may
-	// be nil.
+	// Switches knows whether an operator had paused an earlier subscription with the same id, because then the new one is paused too.
+	// Switches may be nil.
 	Switches *switches.Set
-	// Demand asks the relay to subscribe at a backend, if the URI is for events of a backend. Nil means that there are no backends.
+	// Demand records that a principal wants the events of a URI. If a backend publishes them, the relay then subscribes at the backend.
+	// Nil means that there are no backends.
 	Demand  func(ctx context.Context, workspace, principal, uri string) error
 	Options Options
 }
@@ -307,7 +312,7 @@ func (g *Registrar) verify(ctx context.Context, p auth.Principal, target, id str
 }
 
 // Grant records the rights that a principal had when it last made or refreshed a subscription: all its scopes, and the claims that the
-// access rules named at that time. If a rule later names another claim, the client must subscribe again.
+// event types' access rules named at that time. If a rule later names another claim, the client must subscribe again.
 type Grant struct {
 	Scopes []string            `json:"s,omitempty"`
 	Claims map[string][]string `json:"c,omitempty"`
@@ -340,13 +345,13 @@ type Terminated struct{ Reason error }
 
 func (e *Terminated) Error() string { return "subscription terminated: " + e.Reason.Error() }
 
-// AccessRevoked returns the reason of a [Terminated] subscription whose principal may no longer receive the events.
+// AccessRevoked returns the reason for terminating a subscription if its principal may no longer receive the events.
 func AccessRevoked() error {
 	return fault.New(fault.Forbidden, "access was revoked").With(map[string]any{"reason": "Access revoked"})
 }
 
-// SchemaChanged returns the reason for terminating a subscription if its event type, which is given by its name, has changed incompatibly.
-// The parameter feature is the part of the event type that has changed, as [catalog.FindBreakingFeature] returns it.
+// SchemaChanged returns the reason for terminating a subscription if its event type has changed incompatibly. The parameter name is the
+// name of the event type. The parameter feature is the changed part of it, as [catalog.FindBreakingFeature] returns it.
 func SchemaChanged(name, feature string) error {
 	return fault.New(fault.Unsupported, "%s changed incompatibly", name).
 		With(map[string]any{"feature": feature, "reason": "schema_changed"})
@@ -357,8 +362,8 @@ func NeedsPrincipal() error {
 	return fault.New(fault.Unauthenticated, "an authenticated principal is needed; for development only, a server that runs with --allow-insecure-targets needs none")
 }
 
-// TypeRemoved returns the error that tells a client why its subscription ended: its event type was removed from the catalog.
-// name is the name of the type. If the client subscribed to all types below a parent URI, it is the parent URI.
+// TypeRemoved returns the reason for terminating a subscription if its event type was removed from the catalog. The parameter name is the
+// name of the event type or, for a subscription to all types below a parent URI, that URI.
 func TypeRemoved(name string) error {
 	return fault.New(fault.NotFound, "the event type %.128s was removed", name).With(map[string]any{"kind": "event"})
 }
@@ -370,16 +375,16 @@ func NoWebhooks(name string) error {
 		With(map[string]any{"feature": "deliveryMode", "value": "webhook"})
 }
 
-// Service finds, pauses, suspends and ends existing subscriptions, and notifies their owners. A [Registrar] creates them. The methods
-// may be called concurrently, and by any number of instances.
+// Service finds, pauses, suspends and ends existing subscriptions, and notifies their owners. A [Registrar] creates subscriptions. The
+// methods may be called concurrently, in any number of processes.
 type Service struct {
 	Store   Store
 	Catalog catalog.Source
 	Log     *eventlog.Log
 	// AllowAnonymous lets the anonymous principal use events/subscribe and events/unsubscribe. It is for development only.
 	AllowAnonymous bool
-	// PrincipalTopic and SubscriptionTopic return the topics of the event log on which the Service notifies open streams of
-	// changes. Nil means no notices.
+	// PrincipalTopic and SubscriptionTopic return topics of the event log. The Service publishes notices of changed subscriptions on
+	// them, which open streams read. Nil means no notices.
 	PrincipalTopic    func(principal string) string
 	SubscriptionTopic func(id string) string
 }
@@ -393,7 +398,7 @@ func (s *Service) Lookup(ctx context.Context, workspace, principal, id string) (
 	return sub, nil
 }
 
-// Find returns a subscription of any principal of the workspace, or nil if it does not exist.
+// Find returns a subscription of any principal of the workspace, or nil if it does not exist or has expired.
 func (s *Service) Find(ctx context.Context, workspace, id string) (*Selected, error) {
 	if !validID(id) {
 		return nil, nil
@@ -440,8 +445,8 @@ func (s *Service) authorize(ctx context.Context, p auth.Principal) (*catalog.Cat
 	return cat, nil
 }
 
-// permitEvents does the same as authorize, for the methods of MCP Events. It also refuses the anonymous principal, because otherwise any
-// caller could end another caller's subscription by guessing its parameters.
+// permitEvents does the same as authorize, for the methods of MCP Events. It also refuses anonymous callers. They all are the same
+// principal, so one of them could end another one's subscription by guessing its parameters.
 func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if p.Anonymous && !s.AllowAnonymous {
 		return nil, NeedsPrincipal()

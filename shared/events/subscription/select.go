@@ -15,15 +15,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Operators find subscriptions by three indexes. Each has one entry per subscription, whose value is the subscription's owner:
+// Operators find subscriptions by three indexes. Each index has one entry per subscription, whose value is the subscription's owner:
 //
 //	i#  all subscriptions of a workspace
-//	t#  subscriptions of a workspace by the origin of their endpoints, e.g. "https://example.com"
+//	t#  subscriptions of a workspace by the origin of their endpoints, for example "https://example.com"
 //	z#  subscriptions of a workspace by state, except active ones
 //
-// The transaction that writes a record also writes its z# entry. The i# and t# entries are written before the record, together with the k#
-// entries (see subscribers.go). The records are authoritative: a reader skips an entry if its subscription no longer exists or has another
-// state.
+// The z# entry is written in the same transaction as the subscription. The i# and t# entries are written before, together with the k#
+// entries (see subscribers.go). So a reader of an index skips an entry if its subscription does not exist or has another state.
 
 func indexKey(workspace, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "i#" + workspace, Sort: id}
@@ -37,9 +36,10 @@ func stateKey(workspace string, state State, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "z#" + workspace + "#" + string(state), Sort: id}
 }
 
-// OriginOf returns scheme, host and port of a URL. If the URL cannot be parsed, it returns the URL.
+// OriginOf returns scheme, host and port of a URL, or the whole URL if it cannot be parsed.
 func OriginOf(target string) string {
-	// Each attempt needs the origin several times, so avoid the slower parser for simple URLs like https://example.com/hook.
+	// Each attempt to deliver an event needs the origin several times, so avoid the slower parser for simple URLs like
+	// https://example.com/hook.
 	if scheme, rest, ok := strings.Cut(target, "://"); ok && (scheme == "https" || scheme == "http") {
 		host, path, _ := strings.Cut(rest, "/")
 		name, port, _ := strings.Cut(host, ":")
@@ -66,8 +66,8 @@ func isPlain(text, others string) bool {
 
 func isDigits(text string) bool { return strings.Trim(text, "0123456789") == "" }
 
-// SameOrigin returns an origin as [OriginOf] spells it: with a host in lower case and without a default port, e.g. "https://example.com"
-// for "https://Example.com:443". It returns any other text unchanged.
+// SameOrigin returns an origin in the form that [OriginOf] returns for an endpoint: with a host in lower case and without a default port.
+// For example, it returns "https://example.com" for "https://Example.com:443". It returns any other text unchanged.
 func SameOrigin(text string) string {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" {
@@ -96,8 +96,8 @@ func (s *Subscription) EffectiveState() State {
 }
 
 // moveStateEntry returns the writes that move the subscription's entry in the index by state (z#) to its current state, and sets s.Marked
-// to that state. The caller makes these writes in the transaction that writes the record or, if gone is true, deletes it. The entry
-// expires at the same time as the record; the zero time means never.
+// to that state. The caller makes these writes in the transaction that writes the subscription or, if gone is true, deletes it. The
+// parameter expires is when the subscription's record expires; the zero time means never.
 func (s *Subscription) moveStateEntry(gone bool, expires time.Time) (ops []store.Op) {
 	now := s.EffectiveState()
 	if gone || now == Active {
@@ -116,7 +116,7 @@ func (s *Subscription) moveStateEntry(gone bool, expires time.Time) (ops []store
 	return ops
 }
 
-// Choice selects subscriptions of a workspace. An empty member matches every subscription.
+// Choice selects subscriptions of a workspace. An empty field matches every subscription.
 type Choice struct {
 	Principal string
 	Event     string // name of the event type
@@ -138,9 +138,9 @@ type Selected struct {
 	Status Status
 }
 
-// Select returns a page of the chosen subscriptions in the order of their ids, beginning after the given id. next is empty on the
-// last page. Select searches only one index, and reads at most about [maxRead] subscriptions. So a page can be short or empty although
-// more pages follow.
+// Select returns a page of the chosen subscriptions in the order of their ids, beginning after the given id. The result next is empty on
+// the last page. Select searches one index and reads at most about [maxRead] subscriptions, so a page can be short or empty although more
+// pages follow.
 func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after string, limit int) (subs []Selected, next string, err error) {
 	limit = min(limit, maxSelected)
 	q := store.Query{Table: store.Subscriptions, After: after, Limit: limit}
@@ -189,8 +189,8 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 	}
 }
 
-// readPage returns the subscriptions of a page's items, which are entries of an index or, if records is true, the subscriptions themselves.
-// A subscription that has ended is nil.
+// readPage returns the subscriptions to which a page of index entries refers. If records is true, the items are the subscriptions
+// themselves. The result has nil for a subscription that has ended.
 func (l *Lists) readPage(ctx context.Context, workspace string, items []store.Item, records bool) (subs []*Subscription, err error) {
 	found := make([]*store.Item, len(items))
 	keys := make([]store.Key, len(items))
@@ -214,12 +214,12 @@ func (l *Lists) readPage(ctx context.Context, workspace string, items []store.It
 	return subs, nil
 }
 
-// parentsAfter begins the page positions in the second part of the list of [Lists.SelectCovering], i.e. among the subscriptions to
-// parents.
+// parentsAfter is the prefix of a page position of [Lists.SelectCovering] if the page begins among the subscriptions to parent URIs.
 const parentsAfter = "~"
 
-// SelectCovering returns a page of the subscriptions that match an event, which has the event type entry and the given URI: first the
-// subscriptions to the event type, and then the subscriptions to a parent of the URI. It pages like [Lists.Select].
+// SelectCovering returns a page of the subscriptions that match an event with the given URI, whose event type is the parameter entry. The
+// list begins with the subscriptions to the event type, and then has the subscriptions to a parent of the URI. It has pages like
+// [Lists.Select].
 func (l *Lists) SelectCovering(ctx context.Context, workspace, entry, uri, after string, limit int) (subs []Selected, next string, err error) {
 	after, parents := strings.CutPrefix(after, parentsAfter)
 	if !parents {
@@ -302,8 +302,8 @@ func (l *Lists) get(ctx context.Context, keys []store.Key) ([]*store.Item, error
 }
 
 // CountStates counts a workspace's subscriptions by state, up to maxCount for each state. No index lists active subscriptions, so
-// CountStates counts all and subtracts the other states. If another state has more than maxCount subscriptions, the number of active ones
-// may be too high. The counts may include subscriptions that have ended.
+// CountStates counts all and subtracts the other states. If there are more than maxCount in another state, the number of active ones may
+// be too high. The counts may include subscriptions that have ended.
 func (l *Lists) CountStates(ctx context.Context, workspace string, maxCount int) (map[State]int, error) {
 	counts := map[State]int{}
 	others := 0
@@ -334,13 +334,13 @@ func (s *Subscription) Covers(uri string) bool {
 	return slices.ContainsFunc(s.Patterns, func(p match.Pattern) bool { return match.Matches(p.Key, uri) })
 }
 
-// Some data may stay in the store after a subscription has ended: deliveries and, if a process died before it had removed them, index
-// entries. The erasure of a principal's data must find both. So each subscription of the principal has an e# entry, which names the
-// partitions of its index entries. The e# entry is written together with the index entries, and kept for [EndedKept] after the
-// subscription has ended.
+// After a subscription has ended, the store may still have its deliveries and, if a process died before it removed them, its index
+// entries. The erasure of a principal's data must find both. So each subscription has an e# entry, stored by its principal, which names
+// the partitions of the index entries. It is written together with the index entries, and kept for [EndedKept] after the subscription has
+// ended.
 
-// EndedKept is longer than the store keeps any delivery, which is up to 42 days: 30 days while a switch is paused, then five
-// days of retries, and seven days as a dead letter.
+// EndedKept is how long the e# entry of an ended subscription is kept. It is longer than the store keeps any delivery, which is up to 42
+// days: 30 days while deliveries are paused, then five days of retries, and seven days as a dead letter.
 const EndedKept = 45 * 24 * time.Hour
 
 func endedKey(workspace, principal, id string) store.Key {
@@ -355,7 +355,7 @@ func (s *Subscription) endedEntry(until time.Time) store.Item {
 	return it
 }
 
-// Each visits all subscriptions of a principal that have a record, including disabled and expired ones.
+// Each calls visit with all stored subscriptions of a principal, including disabled and expired ones.
 func (l *Lists) Each(ctx context.Context, workspace, principal string, visit func(*Subscription) error) error {
 	return store.Each(ctx, l.DB, recordKey(workspace, principal, "-"), "list the subscriptions of a principal", func(it *store.Item) error {
 		sub, err := decodeRecord(it)
@@ -366,16 +366,15 @@ func (l *Lists) Each(ctx context.Context, workspace, principal string, visit fun
 	})
 }
 
-// EachEnded visits the ids in the principal's e# entries. Some of these subscriptions may not have ended, and others may never have
-// existed, because an e# entry is written before its subscription.
+// EachEnded calls visit with the subscription id of each e# entry of the principal. Some of these subscriptions may not have ended, and
+// others may never have existed, because an e# entry is written before its subscription.
 func (l *Lists) EachEnded(ctx context.Context, workspace, principal string, visit func(id string) error) error {
 	return store.Each(ctx, l.DB, endedKey(workspace, principal, "-"), "list the ended subscriptions of a principal",
 		func(it *store.Item) error { return visit(it.Sort) })
 }
 
-// ForgetEnded deletes the index entries that an ended subscription still has, and then its e# entry. It must run after all
-// deliveries of the subscription have been erased. If the principal has made the subscription again meanwhile, ForgetEnded leaves
-// the new entries as they are.
+// ForgetEnded deletes the index entries that an ended subscription still has, and then its e# entry. It must run after all deliveries of
+// the subscription have been erased. If the principal has subscribed again meanwhile, ForgetEnded keeps the new subscription's entries.
 func (l *Lists) ForgetEnded(ctx context.Context, workspace, principal, id string) error {
 	items, err := l.get(ctx, []store.Key{endedKey(workspace, principal, id), recordKey(workspace, principal, id)})
 	if err != nil || items[0] == nil || items[1] != nil {
@@ -401,7 +400,8 @@ func (l *Lists) ForgetEnded(ctx context.Context, workspace, principal, id string
 	return nil
 }
 
-// DataPartitions returns the partitions with a principal's data other than its subscriptions, by the kind of data, e.g. "quotas".
+// DataPartitions returns the partitions with a principal's other data, which is not in its subscriptions. The keys of the map are the
+// kinds of data, for example "quotas".
 func DataPartitions(workspace, principal string) map[string]store.Key {
 	held := challenge.Partitions(workspace, principal)
 	held["idempotencyKeys"] = store.Key{Table: store.Subscriptions, Partition: "idem#" + workspace + "#" + principal}
