@@ -16,19 +16,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// A backend that acts for its callers decides by the caller's token which events it sends. So each URI is for one principal, and the relay
-// subscribes to it with this principal's token (see [demand.Registry.LoadToken]), over a separate connection. If the token expires or the
-// backend refuses it, the subscription waits for another token, and then continues at its cursor.
+// A backend that acts for its callers decides by the caller's token which events it sends. So each event URI is for one principal, and
+// the relay subscribes to it with this principal's token (see [demand.Registry.LoadToken]), over a separate connection. If the token
+// expires or the backend refuses it, the subscription waits for another token, and then continues at its cursor.
 //
-// A backend could repeat a token in the text of an error. So the log and the clients never get such texts. They get only the errors below,
-// the kind of any other error (for example, that the backend is unavailable), and the reason why the gateway could not exchange a token.
+// A backend could repeat a token in the text of an error, so the log and the clients never get such texts. They get only the errors
+// below, the kind of any other error, and the reason why the gateway could not exchange a token.
 var (
 	errRefused = fault.New(fault.Unauthenticated, "it refuses the token of the caller")
 	errExpired = fault.New(fault.Unauthenticated, "the token of the caller has expired")
 	errUnknown = fault.New(fault.NotFound, "it has no such event type for the caller")
 )
 
-// receiveAs receives the events of a URI with the token of the URI's principal until ctx ends.
+// receiveAs receives the events of a URI until ctx ends. It subscribes with the token of the principal for which the URI is.
 func (e *receiver) receiveAs(ctx context.Context, uri string) {
 	workspace, log := e.backend.Place().Workspace, e.relay.log(e.backend).With("uri", uri)
 	var refused auth.Token
@@ -53,7 +53,8 @@ func (e *receiver) receiveAs(ctx context.Context, uri string) {
 		refused, again = token, time.Now().Add(retryAfter)
 		state := demand.State{Error: fault.Public(err), Unknown: errors.Is(err, errUnknown)}
 		if fault.Is(err, fault.Unauthenticated) {
-			// DropToken removes the token. If LoadToken returns it again later, a client has sent it again, so the relay tries it again.
+			// DropToken removes the token. If LoadToken returns the same token later, a client has sent it again, so the relay tries it
+			// again.
 			refused = auth.Token{}
 			err = e.Demand.DropToken(ctx, workspace, uri, token)
 		} else {
@@ -99,8 +100,8 @@ func (e *receiver) receiveOver(ctx context.Context, uri string, t transport) (er
 	return as.subscribe(ctx, uri, as.modes[own], false)
 }
 
-// matchesSchema reports whether an event matches the schema that the backend listed for the URI's principal. If not, the schema may have
-// changed, so matchesSchema reads the list again, but at most every 30 seconds ([retryAfter]).
+// matchesSchema reports whether an event's data match the schema that the backend listed for the URI's principal. If not, the schema may
+// have changed. So matchesSchema reads the list of event types again, but at most every 30 seconds ([retryAfter]).
 func (e *receiver) matchesSchema(ctx context.Context, uri string, data json.RawMessage) bool {
 	_, own, _, _ := catalog.ParseBackendURI(uri)
 	matches := func() bool { t := e.types[own]; return t != nil && t.ValidatePayload(data) == nil }

@@ -11,14 +11,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 )
 
-// connection is the relay's connection to one backend, for as long as the relay has the lease. Its states are:
+// connection is the relay's connection to one backend. It exists while the relay has the backend's [lease]. Its states are:
 //
 //	asking:     the relay asks for the backend's capabilities
-//	no stream:  the backend sends no notifications, or answers the GET with 404, 405 or 501. Its lists are compared every minute. After 5
-//	            minutes, the connection is asking again.
+//	no stream:  the backend sends no notifications, or answers the GET with 404, 405 or 501. The relay compares its lists with the
+//	            stored hashes every minute. After 5 minutes, the connection is asking again.
 //	connecting: the relay opens the stream
-//	comparing:  the stream is open. The lease is taken over, and missed changes of lists are announced.
-//	streaming:  notifications are announced, and the subscriptions follow what clients want
+//	comparing:  the stream is open. The relay takes over the lease, and announces changes of lists that it has missed.
+//	streaming:  the relay announces notifications, and subscribes to the resources that clients want
 //
 // An error in any state, or the end of the stream, leads back to asking, after a pause that grows while no stream stays open. A list that
 // cannot be fetched is no such error; see [Relay.compareLists].
@@ -32,8 +32,9 @@ type connection struct {
 	reported bool      // whether the log says that the backend has no stream
 }
 
-// askAgain is how long the relay waits before it asks again for a refused subscription, or for a stream that the backend does not have.
-// The answer may change, because it may have come from an old replica, or because the backend may get the capability later.
+// askAgain is how long the relay waits before it repeats a subscription that the backend refused, or before it tries again to open a
+// stream that the backend does not have. The answer may have come from an old replica, or the backend may have got the capability by
+// then.
 const askAgain = 5 * time.Minute
 
 // noStreamStatus lists the statuses that mean "no notification stream" in the answer to a GET: 405 according to the specification, and
@@ -67,8 +68,8 @@ func (c *connection) keep() {
 	}
 }
 
-// pause waits before the next attempt to connect. If a client subscribes to a resource meanwhile, the backend probably responds again, so
-// pause then returns early, but not before the shortest pause is over.
+// pause waits before the next attempt to connect to the backend. If a client subscribes to one of the backend's resources meanwhile, the
+// backend probably responds again. Then pause returns early, but not before the shortest pause is over.
 func (c *connection) pause(wait time.Duration) {
 	least, _ := c.relay.pauses()
 	least = min(least, wait)
@@ -109,7 +110,7 @@ func (c *connection) follow(ctx context.Context) error {
 	}
 }
 
-// stream opens the backend's stream and reads it to its end. The error is errNoStream if the backend does not have one.
+// stream opens the backend's notification stream and reads it to its end. The error is errNoStream if the backend does not have one.
 func (c *connection) stream(ctx context.Context, info *backends.ServerInfo) error {
 	c.enter(ctx, "connecting")
 	f := newFollowing(ctx, c, info)
@@ -134,8 +135,9 @@ func (c *connection) stream(ctx context.Context, info *backends.ServerInfo) erro
 	return f.run(ctx)
 }
 
-// catchUp takes over the lease from another relay whose time is ending, because this relay is now listening too. Then it
-// compares the lists, to announce changes that no relay has noticed. The stream reports all later changes.
+// catchUp takes over the lease if another relay whose time is ending still has it, because this relay is now listening too. Then it
+// compares the backend's lists with the stored hashes, to announce changes that no relay has noticed. The stream reports all later
+// changes.
 func (c *connection) catchUp(ctx context.Context, f *following) error {
 	c.lease.connected.Store(true)
 	if c.lease.follows {
@@ -144,8 +146,8 @@ func (c *connection) catchUp(ctx context.Context, f *following) error {
 	if err := c.lease.take(ctx); err != nil {
 		return err
 	}
-	// The field took is set if the previous relay was connected until now, so that this connection has missed no notifications. Later
-	// connections may miss some, so catchUp clears the field.
+	// The field took is set if the previous relay was connected until now, so that this connection has missed no notifications. catchUp
+	// clears the field, because later connections may miss some.
 	continued := c.lease.took
 	c.lease.took = false
 	if err := c.relay.compareLists(ctx, c.backend, true); err != nil {
@@ -176,7 +178,8 @@ func (c *connection) compareRegularly(ctx context.Context, subscribable bool) er
 
 func (r *Relay) relist() time.Duration { return cmp.Or(r.Relist, time.Minute) }
 
-// setNoStream records whether the backend's notification stream is missing. Without a stream, clients cannot subscribe to its resources.
+// setNoStream records in the store whether the backend's notification stream is missing. Without a stream, clients cannot subscribe to
+// the backend's resources.
 func (c *connection) setNoStream(ctx context.Context, missing bool) {
 	var until time.Time
 	if missing {

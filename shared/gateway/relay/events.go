@@ -31,14 +31,15 @@ import (
 
 // Events connects the relay to the event log, so that clients can subscribe to the events of backends.
 type Events struct {
-	// Intake publishes the events of backends. Its Demand tells to which URIs clients are subscribed, and has the clients' tokens.
+	// Intake publishes the events of backends. Its Demand knows the event URIs to which clients are subscribed, and has the clients'
+	// tokens.
 	intake.Intake
-	// Hooks has the subscriptions to event types that a backend delivers only by webhook. These events arrive at the publish role, not
-	// at the relay.
+	// Hooks has the webhook subscriptions to event types that a backend delivers in no other way. Their events arrive at the publish
+	// role, which is the part of the server that accepts events over HTTP, and not at the relay.
 	Hooks demand.Hooks
 	// Configured returns all backends of the configuration.
 	Configured func(ctx context.Context) ([]api.Backend, error)
-	// Changed is called after the relay has stored changed event types.
+	// Changed is called after the relay has stored a changed list of event types.
 	Changed func(ctx context.Context) error
 	Agent   string // the name and version that backends see, e.g. "mcp-events/1.2"
 }
@@ -111,14 +112,16 @@ type receiver struct {
 	limit   *rate.Limiter     // limits the events, see [eventRate]
 	lines   *rate.Limiter     // limits the lines of streams, see [limitedStream]
 
-	// perCaller is true if the backend acts for its callers. Then each caller's subscription has its own receiver. In that receiver, types
-	// has the event types that the backend shows to this caller, by their names at the backend, and listed is when the relay read them.
+	// perCaller is true if the backend acts for its callers. Then each caller's subscription has its own receiver. In that receiver,
+	// types has the event types that the backend shows to this caller, by their names at the backend, and listed is when the relay read
+	// them.
 	perCaller bool
 	types     map[string]*catalog.Entry
 	listed    time.Time
 
 	running map[string]*reception // by URI
-	// The wanted URIs that got no subscription because of maxReceptions, and when the relay last recorded that for their clients.
+	// The map refused has the wanted URIs that got no subscription because of maxReceptions. The values are when the relay last recorded
+	// that for the URIs' clients.
 	refused map[string]time.Time
 	warned  bool // whether the log says that there is no URL for webhooks
 
@@ -127,8 +130,8 @@ type receiver struct {
 
 const (
 	maxReceptions = 500 // subscriptions at one backend, each of which may hold a connection
-	// maxTypePages limits the pages of a backend's list of event types. maxTypes limits the size of the usable types in bytes. maxListed
-	// limits the size of all listed types, because checking an unusable type takes time, too.
+	// maxTypePages limits the pages of a backend's list of event types. maxTypes limits the total size of the types that the relay can
+	// use, in bytes. maxListed limits the size of all listed types, because checking an unusable type takes time, too.
 	maxTypePages = 20
 	maxTypes     = 256 << 10
 	maxListed    = 1 << 20
@@ -138,13 +141,14 @@ const (
 	eventRate, eventBurst = 1000, 2000
 )
 
-// Reasons why the relay does not use an event type or an event of a backend; see [upstream.Client.Dropped].
+// Reasons why the relay does not use an event type of a backend; see [upstream.Client.Dropped].
 const (
 	dropType  = "an event type that cannot be used"
 	dropTypes = "too many event types"
 )
 
-// startEvents receives a backend's events in a goroutine while the relay has the lease. stop ends the goroutine and waits for it.
+// startEvents receives a backend's events in a goroutine while the relay has the backend's lease. The function stop ends the goroutine
+// and waits for its end.
 func (r *Relay) startEvents(l *lease, b *follower) (stop func()) {
 	if r.Events == nil {
 		return func() {}
@@ -179,7 +183,7 @@ func (r *Relay) receiveEvents(ctx context.Context, b *follower) {
 	}
 }
 
-// receiveOnce receives a backend's events until a failure that concerns all its subscriptions.
+// receiveOnce receives a backend's events until a failure that concerns all subscriptions at the backend.
 func (r *Relay) receiveOnce(ctx context.Context, b *follower) error {
 	of := b.EventTypes()
 	e := &receiver{
@@ -215,7 +219,7 @@ func (r *Relay) receiveOnce(ctx context.Context, b *follower) error {
 }
 
 // transport sends the requests of package client to a backend, with the backend's credentials. The client knows only placeholderURL,
-// because the URL may contain a secret, and the client writes URLs to the log.
+// because it writes URLs to the log, and the backend's URL may contain a secret.
 type transport struct {
 	upstream *upstream.Client
 	lines    *rate.Limiter // limits the lines of streams, see [limitedStream]
@@ -264,7 +268,7 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// run keeps the event types up to date, and keeps a subscription for each URI that clients want.
+// run keeps the backend's event types up to date, and keeps a subscription open for each event URI that clients want.
 func (e *receiver) run(ctx context.Context, of catalog.BackendTypes) error {
 	tick, relist := time.NewTicker(wantedEvery), time.NewTicker(e.relay.relist())
 	defer tick.Stop()
@@ -313,7 +317,7 @@ type listedType struct {
 	Delivery []string `json:"delivery"`
 }
 
-// list reads the backend's event types. It stores changed ones or, if the types depend on the caller, keeps them in memory.
+// list reads the backend's list of event types. It stores a changed list or, if the types depend on the caller, keeps the list in memory.
 func (e *receiver) list(ctx context.Context, of catalog.BackendTypes) error {
 	others, err := e.otherPrefixes(ctx)
 	if err != nil {
@@ -378,7 +382,7 @@ func (e *receiver) otherPrefixes(ctx context.Context) (prefixes []string, err er
 	return prefixes, err
 }
 
-// check returns the catalog's form of an event type, or an error if the relay cannot use the type. As for tools, a name that
+// check returns the form of an event type in the event catalog, or an error if the relay cannot use the type. As for tools, a name that
 // begins with another backend's longer prefix belongs to that backend, so this backend must not use it.
 func (e *receiver) check(of catalog.BackendTypes, t listedType, others []string) (*catalog.Entry, error) {
 	for _, prefix := range others {
@@ -399,8 +403,9 @@ func (e *receiver) check(of catalog.BackendTypes, t listedType, others []string)
 	return entry, entry.Check()
 }
 
-// chooseMode returns the best of the modes in which the backend delivers an event type, or "". If the backend acts for its callers, that
-// is never webhook, because the publish role, which receives webhooks, does not know the schemas that the backend shows to each caller.
+// chooseMode returns the best of the modes in which the backend delivers an event type, or "" if the relay cannot use any of them. For a
+// backend that acts for its callers, it never chooses webhooks. These arrive at the publish role, which does not know the schemas that
+// the backend shows to each caller.
 func (e *receiver) chooseMode(delivery []string) string {
 	switch {
 	case slices.Contains(delivery, client.ModePush) && e.version.Stateless():
@@ -419,7 +424,7 @@ func (e *receiver) overStdio() bool {
 	return strings.HasPrefix(e.backend.Client().URL, api.CommandScheme+":")
 }
 
-// adjust starts and ends subscriptions at the backend, at most maxReceptions, so that they match the events that clients want.
+// adjust starts and ends subscriptions at the backend, so that they match the events that clients want. It keeps at most maxReceptions.
 func (e *receiver) adjust(ctx context.Context) error {
 	place := e.backend.Place()
 	wanted, err := e.Demand.ListWanted(ctx, place.Workspace, place.Backend)
@@ -478,7 +483,7 @@ func (e *receiver) adjust(ctx context.Context) error {
 	return nil
 }
 
-// end ends all subscriptions, and keeps their cursors for the next relay.
+// end ends all subscriptions, and keeps their cursors, so that the next relay continues from them.
 func (e *receiver) end() {
 	for _, r := range e.running {
 		r.cancel()

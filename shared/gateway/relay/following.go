@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// following is an open connection to a backend: a GET stream in its own session or, in 2026-07-28, the streams of listen
+// following is an open connection to a backend: a GET stream in its own session or, in 2026-07-28, the streams of subscriptions/listen
 // requests. The goroutines that read streams and send requests report to the main goroutine, which calls [following.connect],
 // [following.settle] and [following.run]. Only the main goroutine uses the fields interests and listens, so they need no lock.
 type following struct {
@@ -57,7 +57,7 @@ func newFollowing(ctx context.Context, c *connection, info *backends.ServerInfo)
 	return f
 }
 
-// connect opens the stream: a GET in a new session, or a listen request.
+// connect opens the notification stream: a GET stream in a new session, or the stream of a listen request.
 func (f *following) connect() (err error) {
 	if err := f.refresh(); err != nil {
 		return err
@@ -78,8 +78,8 @@ func (f *following) request() upstream.Request {
 	return upstream.Request{Version: f.version, Session: f.session}
 }
 
-// begin lets the goroutines that read streams announce notifications. continued says that another relay has listened until now. Otherwise
-// updates may have been missed, so the relay also announces an update for each resource to which it has subscribed.
+// begin lets the goroutines that read streams announce notifications. The parameter continued is true if another relay has listened until
+// now. Otherwise this relay may have missed updates, so it also announces an update for each resource to which it has subscribed.
 func (f *following) begin(continued bool) {
 	if continued {
 		for _, of := range f.interests.of {
@@ -159,7 +159,8 @@ func (f *following) run(ctx context.Context) error {
 	}
 }
 
-// isAnyLeftOut reports whether a client got a list without the backend's entries since the relay last compared the lists.
+// isAnyLeftOut reports whether a client has got a combined list without this backend's entries since the relay last compared the
+// backend's lists.
 func (f *following) isAnyLeftOut(ctx context.Context) bool {
 	var keys []store.Key
 	for _, kind := range api.Kinds {
@@ -169,8 +170,8 @@ func (f *following) isAnyLeftOut(ctx context.Context) bool {
 	return err == nil && slices.ContainsFunc(hashes, isLeftOut) // after an error, the next check retries
 }
 
-// settle subscribes at the backend before the relay takes over the lease from another relay, so that no update is missed in between. It
-// returns when the backend has answered all requests to subscribe, or after the time limit.
+// settle subscribes to resources at the backend before the relay takes over the lease from another relay, so that no update is missed in
+// between. It returns when the backend has answered all requests to subscribe, or after the time limit.
 func (f *following) settle(limit time.Duration) {
 	late := time.NewTimer(limit)
 	defer late.Stop()
@@ -203,7 +204,7 @@ func (f *following) refresh() error {
 	return nil
 }
 
-// runAsync runs the function do in another goroutine. Afterwards the main goroutine runs the function that do has returned.
+// runAsync runs the function do in another goroutine. Then the main goroutine runs the function that do has returned.
 func (f *following) runAsync(do func() func() error) {
 	f.running.Go(func() {
 		report := do()
@@ -214,7 +215,7 @@ func (f *following) runAsync(do func() func() error) {
 	})
 }
 
-// check asks the backend whether it is still alive. Any answer shows that it is, even an error, unless the session is unknown.
+// check asks the backend whether it is still alive. Any answer shows that it is, even an error, except that the session is unknown.
 func (f *following) check() {
 	method, params := "ping", json.RawMessage(`{}`)
 	if f.version.Stateless() {
@@ -238,7 +239,7 @@ func (f *following) check() {
 	})
 }
 
-// fail ends the connection. Only the first error counts.
+// fail ends the connection with an error. Only the first error counts.
 func (f *following) fail(err error) {
 	select {
 	case f.failed <- err:
@@ -246,8 +247,8 @@ func (f *following) fail(err error) {
 	}
 }
 
-// unsettled is stored instead of the hash of a list that has changed, until the relay knows the new hash. It differs from every hash, so if
-// the relay dies before that, the next relay that connects finds a difference and announces a change.
+// unsettled is stored in place of a list's hash when the list has changed, until the relay knows the new hash. It differs from every
+// hash. So if the relay dies before that, the next relay that connects finds a difference and announces a change.
 var unsettled = []byte("?")
 
 func (f *following) markUnsettled(ctx context.Context, method string) error {
@@ -260,7 +261,7 @@ func (f *following) markUnsettled(ctx context.Context, method string) error {
 	return fault.Wrap(fault.Unavailable, f.relay.DB.WriteAll(ctx, ops...), "keep that a backend's list changes")
 }
 
-// remember stores the hashes of announced lists, so that the next connection does not announce them again.
+// remember stores the hashes of lists whose changes were announced, so that the next connection does not announce them again.
 func (f *following) remember(ctx context.Context) {
 	if !f.changed.Swap(false) {
 		return
@@ -280,13 +281,13 @@ const (
 	dropPing        = "a ping while others are being answered"
 )
 
-// maxUpdate limits the size of an update's params in the event log, in bytes.
+// maxUpdate limits the size of the params of a resource update, in bytes, because the relay writes them to the event log.
 const maxUpdate = 200 << 10
 
 func (f *following) handle(ctx context.Context, m upstream.Message) error {
 	params := jsonrpc.Member(m.Raw, "params")
 	switch m.Method {
-	// Roots list changes are sent by clients. If a backend sends one anyway, the relay passes it on to clients of session-based
+	// Normally only clients send roots list changes. If a backend sends one anyway, the relay passes it on to clients of session-based
 	// revisions, as the proposal for gateways demands.
 	case spec.NoteToolsChange, spec.NotePromptsChange, spec.NoteResourcesChange, spec.NoteRootsChange:
 		if m.Method != spec.NoteRootsChange { // the gateway does not cache roots, which are a list of the client

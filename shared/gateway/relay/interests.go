@@ -13,9 +13,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// interests decides, for one connection, for which resource of a backend the relay subscribes or unsubscribes next. For that it compares
-// the resources to which clients are subscribed with the relay's own subscriptions at the backend. A refused or slow subscription does
-// not affect the others. Principals take turns, so that a principal with very many resources does not delay the others.
+// interests decides to which resource of a backend the relay subscribes or unsubscribes next, on one connection. It compares the
+// resources to which clients are subscribed with the relay's own subscriptions at the backend. A refused or slow subscription does not
+// affect the others. Principals take turns, so that a principal with very many resources does not delay the others.
 type interests struct {
 	wanted map[string][]string  // the principals whose clients are subscribed, by URI
 	of     map[string]*interest // the state of the relay's own subscriptions, by URI
@@ -31,10 +31,11 @@ type interest struct {
 }
 
 const (
-	// maxAsking limits the concurrent requests to subscribe and unsubscribe, and maxTurns the ones on behalf of the same principal.
+	// maxAsking limits the concurrent requests to subscribe and unsubscribe at a backend. maxTurns limits them for each principal.
 	maxAsking = 8
 	maxTurns  = 2
-	// retryAfter is the pause before the relay repeats a subscription request that failed without a refusal, for example with a timeout.
+	// retryAfter is the pause before the relay repeats a subscription request that failed without a refusal, for example because of a
+	// timeout.
 	retryAfter = 30 * time.Second
 )
 
@@ -53,7 +54,7 @@ func (i *interests) want(wanted map[string][]string) {
 }
 
 // next returns the next resource to subscribe to or unsubscribe from, and the principal whose turn it is. If no client wants the resource
-// any more, the principal is "-". ok is false if there is nothing to do now.
+// any more, the principal is "-". The result ok is false if there is nothing to do now.
 func (i *interests) next() (uri, principal string, ok bool) {
 	if len(i.asking) >= maxAsking {
 		return "", "", false
@@ -83,7 +84,7 @@ func (i *interests) next() (uri, principal string, ok bool) {
 	return uri, principal, ok
 }
 
-// idle reports whether the backend has answered all requests to subscribe and unsubscribe, and no further one can start now.
+// idle reports whether no request to subscribe or unsubscribe is running, and no further one can start now.
 func (i *interests) idle() bool {
 	_, _, left := i.next()
 	return !left && len(i.asking) == 0
@@ -104,7 +105,8 @@ func (i *interests) recordEnded(uri string) {
 	}
 }
 
-// putOff delays the next request for a resource, and reports whether it is the first delay since the last success.
+// putOff delays the next request for a resource. It reports whether this is the first delay since the last successful request for the
+// resource.
 func (i *interests) putOff(uri string, d time.Duration) (first bool) {
 	of := i.of[uri]
 	if of == nil {
@@ -115,8 +117,8 @@ func (i *interests) putOff(uri string, d time.Duration) (first bool) {
 	return first
 }
 
-// announceEffects announces an update of each resource whose subscription has taken effect, because the resource may have changed after
-// the client subscribed, or while no relay listened.
+// announceEffects announces an update of each resource for which the relay's subscription has taken effect. The resource may have changed
+// after the client subscribed, or while no relay listened.
 func (f *following) announceEffects() {
 	for uri, of := range f.interests.of {
 		if !of.changed {
@@ -137,7 +139,7 @@ func paramsOf(uri string) json.RawMessage {
 	return append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')
 }
 
-// pursue starts requests so that the relay's subscriptions at the backend become the resources that clients want.
+// pursue starts requests to subscribe and unsubscribe, so that the relay is subscribed at the backend to the resources that clients want.
 func (f *following) pursue() {
 	if !f.capabilities.Subscribe {
 		return
@@ -169,14 +171,16 @@ func (f *following) change(method, uri string) error {
 	if !errors.Is(err, upstream.ErrSession) {
 		return err
 	}
-	// Some servers answer 404 for an unknown resource. A ping shows whether the session still exists.
+	// Some servers answer 404 for an unknown resource, although this status means that the session is unknown. A ping shows whether the
+	// session still exists.
 	if _, lost := f.Client().Ask(f.ctx, f.request(), "ping", json.RawMessage(`{}`)); lost != nil && !errors.Is(lost, upstream.ErrAnswer) {
 		return err
 	}
 	return upstream.ErrAnswer
 }
 
-// recordChange records the outcome of [following.change]. Only a lost session ends the connection.
+// recordChange records the outcome of a request of [following.change]. It returns an error, which ends the connection, only if the
+// session is lost.
 func (f *following) recordChange(method, uri string, err error) error {
 	delete(f.interests.asking, uri)
 	switch {
@@ -184,7 +188,7 @@ func (f *following) recordChange(method, uri string, err error) error {
 		return err
 	case err == nil && method == spec.MethodSubscribe:
 		f.interests.recordSubscribed(uri)
-	// A refusal means that the backend has forgotten the subscription.
+	// If the backend refuses to unsubscribe, it has already forgotten the subscription.
 	case method == spec.MethodUnsubscribe && (err == nil || upstream.IsRefused(err)):
 		f.interests.recordEnded(uri)
 	default:
@@ -204,10 +208,10 @@ func (f *following) recordRefused(uri string, err error) {
 }
 
 // chooseSubscriptions chooses which of the wanted subscriptions the relay makes at a backend. The parameter room is their maximum number,
-// and the map wanted has the principals that want each one, by URI.
+// and the map wanted has the principals that want each subscription, by URI.
 //
-// The principals take turns, and in each turn a principal gets a subscription that no principal has got before. So all principals get equal
-// shares, however many subscriptions some of them want. Within its share, a principal keeps its running subscriptions.
+// The principals take turns, and in each turn a principal gets a subscription that no principal has got before. So all principals get
+// equal shares, however many subscriptions some of them want. Within its share, a principal keeps its running subscriptions.
 func chooseSubscriptions(wanted map[string][]string, running func(uri string) bool, room int) map[string]bool {
 	chosen := make(map[string]bool, min(len(wanted), room))
 	if len(wanted) <= room {

@@ -12,9 +12,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// An item in the store decides which relay holds a backend's stream. The holder renews it. A holder whose time is limited, for example in a
-// Lambda function, records when it will end. In the last part of that time a successor first connects and then takes over the item. The
-// holder notices that within [watchEvery] and stops. Both listen for a moment, so that no notification is lost.
+// An item in the store, the lease, decides which relay holds a backend's stream. The holder renews it. A holder whose time is limited,
+// for example in a Lambda function, records in the item when it will end. In the last part of that time, a successor first connects to
+// the backend and then takes over the lease. The holder notices that within [watchEvery] and stops, so both listen for a moment and no
+// notification is lost.
 
 type holding struct {
 	Owner     string `json:"o"`
@@ -22,26 +23,25 @@ type holding struct {
 	Connected bool   `json:"c,omitempty"` // the holder was connected to the backend when it wrote this item
 }
 
-// watchEvery is how often the relay that holds a lease checks whether another relay has taken it over. It checks only in the last part of
-// its time.
+// watchEvery is how often a relay whose time is ending checks whether another relay has taken over its lease.
 const watchEvery = 250 * time.Millisecond
 
-// lease is the right to hold a backend's stream. While follows is set, another relay still has this right, and this relay prepares to take
-// it over.
+// lease is the right to hold a backend's stream. While the field follows is set, another relay still has this right, and this relay
+// prepares to take it over.
 type lease struct {
 	relay   *Relay
 	backend *follower
 	key     store.Key
 	version int64
 	holding holding
-	// stops is when the relay stops using the lease if it could not renew it. Enough time is left then to finish running work before
-	// the lease expires.
+	// The time stops is when the relay stops using a lease that it could not renew. Enough time is left then to finish running work
+	// before the lease expires.
 	stops time.Time
 
 	connected atomic.Bool
 
-	// follows is set while another holder still listens. took is set after this relay has taken the lease over from a holder
-	// that was still connected.
+	// The field follows is set while another relay still has the lease. The field took is set after this relay has taken over the lease
+	// from a relay that was still connected to the backend.
 	follows, took bool
 
 	ctx      context.Context // ends with the lease
@@ -50,8 +50,8 @@ type lease struct {
 	acquired chan struct{} // closed when the relay has the lease
 }
 
-// acquire acquires the lease of a backend if no relay holds it, or prepares to take it over from a relay that is about to end. It returns
-// nil while another relay holds the lease.
+// acquire acquires a backend's lease if no relay has it, or prepares to take it over from a relay that is about to end. It returns nil if
+// another relay keeps the lease.
 func (r *Relay) acquire(ctx context.Context, b *follower) (*lease, error) {
 	if r.bounded() && time.Until(r.Until) <= r.Handover {
 		return nil, nil // this relay leaves the lease to others, because it ends soon
@@ -77,7 +77,7 @@ func (r *Relay) acquire(ctx context.Context, b *follower) (*lease, error) {
 		if h.Connected {
 			return l, nil
 		}
-		// The holder has no connection to hand over, so this relay need not connect before it takes the lease.
+		// The holder has no connection to hand over, so this relay takes the lease before it connects itself.
 		if err = l.take(ctx); err == nil {
 			return l, nil
 		}
@@ -90,7 +90,7 @@ func (r *Relay) acquire(ctx context.Context, b *follower) (*lease, error) {
 }
 
 func (l *lease) put(ctx context.Context, cond store.Condition) error {
-	// Different holders use different versions, so that a holder cannot renew or release another one's lease.
+	// Different holders write different versions of the item, so that a holder cannot renew or release another one's lease.
 	version := time.Now().UnixMicro()
 	if l.done != nil {
 		version = l.version + 1
@@ -111,8 +111,8 @@ func (l *lease) read(ctx context.Context) (*store.Item, error) {
 	return store.One(ctx, l.relay.DB, l.key, "read the lease of a backend")
 }
 
-// mayFollow returns the lease's holder, as read from the item held, if this relay may take over from it: the holder's time must be about to
-// end, and must end before this relay's time. Otherwise mayFollow returns nil.
+// mayFollow returns the lease's holder, as read from the item held, if this relay may take over from it, and otherwise nil. The holder's
+// time must be about to end, and must end before this relay's time.
 func (l *lease) mayFollow(held *store.Item) *holding {
 	h := &holding{}
 	if held == nil || !l.relay.bounded() || json.Unmarshal(held.Value, h) != nil || h.Until == 0 {
@@ -125,7 +125,7 @@ func (l *lease) mayFollow(held *store.Item) *holding {
 	return h
 }
 
-// take takes over the lease if follows is set. It returns an error if another relay was faster.
+// take takes over the lease if another relay still has it. It returns an error if a third relay was faster.
 func (l *lease) take(ctx context.Context) error {
 	if !l.follows {
 		return nil
@@ -156,8 +156,8 @@ func (l *lease) take(ctx context.Context) error {
 	return fault.New(fault.Conflict, "another one took the lease of backend %s over", l.backend.Place().Backend)
 }
 
-// renew starts a goroutine that renews the lease until its context ends, and then gives it back. The goroutine retries failed renewals. It
-// ends the context itself if another relay has the lease or if no renewal succeeded in time.
+// renew starts a goroutine that renews the lease until the lease's context ends, and then gives the lease back. The goroutine retries
+// failed renewals. It ends the context itself if another relay has the lease, or if no renewal succeeded in time.
 func (l *lease) renew() {
 	l.done = make(chan struct{})
 	close(l.acquired)
@@ -202,8 +202,8 @@ func (l *lease) renew() {
 	}()
 }
 
-// prolong writes the lease again. If the item has another version but still names this relay as its owner, an earlier write took effect
-// although it reported an error, and prolong continues from that version.
+// prolong renews the lease. If the item has an unexpected version but still names this relay as its owner, an earlier write took effect
+// although it reported an error. Then prolong continues from that version.
 func (l *lease) prolong() error {
 	ctx, stop := context.WithDeadline(l.ctx, l.stops) // a write may hang
 	defer stop()
@@ -243,7 +243,8 @@ func (l *lease) ending() bool {
 	return l.relay.bounded() && time.Until(l.relay.Until) <= l.relay.Handover
 }
 
-// nextLook returns how long renew can sleep: until the next renewal or, if there may be a successor, until the next check for one.
+// nextLook returns how long the goroutine of renew can sleep: until the next renewal or, if there may be a successor, until the next
+// check for one.
 func (l *lease) nextLook(renewal time.Time) time.Duration {
 	wait := time.Until(renewal)
 	if !l.relay.bounded() {
@@ -270,7 +271,7 @@ func (l *lease) release() {
 }
 
 // These numbers divide an invocation's time into parts. For example, an invocation of 15 minutes closes its streams 15 s before its end,
-// and the next invocation takes them over in the last quarter. If an invocation dies, other relays wait for 30 s.
+// and the next invocation takes them over in the last quarter. If an invocation dies, other relays wait 30 s until its leases expire.
 const (
 	closingShare  = 60
 	handoverShare = 4
@@ -278,7 +279,7 @@ const (
 	minLease      = 3 * time.Second
 )
 
-// Invocations runs relays in a function whose invocations are limited in time. Each invocation follows the backends until
+// Invocations runs relays in a serverless function whose invocations are limited in time. Each invocation follows the backends until
 // shortly before its end and hands them over to the next one.
 type Invocations struct {
 	newRelay func() *Relay
@@ -287,7 +288,7 @@ type Invocations struct {
 	end      context.CancelFunc
 }
 
-// NewInvocations returns invocations that each run a new relay.
+// NewInvocations returns Invocations that run a new relay in each invocation.
 func NewInvocations(newRelay func() *Relay) *Invocations {
 	i := &Invocations{newRelay: newRelay, idle: make(chan struct{}, 1)}
 	i.idle <- struct{}{}

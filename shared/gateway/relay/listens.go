@@ -13,16 +13,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// A listen request cannot be changed (2026-07-28, Subscriptions). If the relay replaced it by another one, a notification that occurs
-// while both are open would arrive twice, and nothing in it would show that. So the relay opens further listens for
+// A subscriptions/listen request cannot be changed (2026-07-28, Subscriptions). If the relay replaced it by another one, a notification
+// that occurs while both are open would arrive twice, and nothing in it would show that. So the relay opens further listen requests for
 // resources that are wanted later, and never asks for a resource in two of them.
 //
-// A backend that refuses a listen does not say which of its resources is the reason. The relay then retries with each half of
-// the resources until it has found the refused one.
+// A backend that refuses a listen request does not say which of its resources is the reason. So the relay repeats the request with each
+// half of the resources until it has found the refused one.
 
 const (
-	// A connection begins with one listen and adds further ones. When it has maxListens further listens, the relay replaces these by a
-	// single one, in order to limit the number of connections. An update during the replacement may arrive twice, but is not lost.
+	// A connection begins with one listen request and adds further ones. When there are maxListens further ones, the relay replaces them
+	// by a single one, to limit the number of streams. An update during the replacement may arrive twice, but is not lost.
 	maxListens = 8
 	maxSplit   = 32 // the maximum of further listens if the backend refuses to replace them by a single one
 )
@@ -36,9 +36,9 @@ type listens struct {
 	incomplete bool              // the backend does not acknowledge notifications of a list although it declares them
 }
 
-// listen asks for updates of the given resources and, if lists is set, for changes of all lists that the backend supports. It returns
-// when the backend has acknowledged the request. "The server MUST send notifications/subscriptions/acknowledged as the first message"
-// (2026-07-28, Subscriptions). If the backend does not answer for a while, the stream counts as open.
+// listen sends a listen request for updates of the given resources and, if lists is set, for changes of all lists that the backend
+// supports. It returns when the backend has acknowledged the request, because the acknowledgment must be the first message (2026-07-28,
+// Subscriptions). If the backend does not answer for a while, the stream counts as open.
 func (f *following) listen(lists bool, uris map[string]bool) (*stream, error) {
 	c := f.Client()
 	filter := map[string]any{
@@ -85,7 +85,8 @@ func (f *following) listen(lists bool, uris map[string]bool) (*stream, error) {
 	return s, nil
 }
 
-// listenFirst opens the first listen. If the backend refuses it, further listens request its resources.
+// listenFirst opens the first listen request, with all wanted resources. If the backend refuses it, the first one has no resources, and
+// further listen requests have them.
 func (f *following) listenFirst() error {
 	uris := map[string]bool{}
 	if f.capabilities.Subscribe {
@@ -135,7 +136,8 @@ func (f *following) recordAcknowledged(s *stream) {
 	maps.DeleteFunc(s.uris, func(uri string, _ bool) bool { return !honored[uri] })
 }
 
-// split makes the relay request each half of a refused listen's resources separately. For a single resource, it records the refusal err.
+// split is called after the backend has refused a listen request for several resources. It makes the relay request each half of them
+// separately. For a single resource, split records the refusal err.
 func (f *following) split(uris map[string]bool, err error) {
 	all := slices.Sorted(maps.Keys(uris))
 	if len(all) == 1 {
@@ -151,8 +153,8 @@ func (f *following) split(uris map[string]bool, err error) {
 	}
 }
 
-// pursueListens closes each listen whose resources are all no longer wanted, and opens a listen for the wanted resources that no listen
-// has yet.
+// pursueListens closes each listen request whose resources are all no longer wanted. It opens one for the wanted resources that no open
+// listen request has.
 func (f *following) pursueListens() {
 	if f.listens.opening {
 		return

@@ -25,7 +25,8 @@ func (r *reception) stop() {
 	<-r.done
 }
 
-// start starts a subscription. If resume is set, a backend that delivers by webhook sends the events after the stored cursor again.
+// start starts a subscription to the events of a URI. If resume is set, a backend that delivers by webhook sends the events after the
+// stored cursor again.
 func (e *receiver) start(ctx context.Context, uri, mode string, resume bool) *reception {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &reception{cancel: cancel, done: make(chan struct{})}
@@ -106,7 +107,7 @@ func (e *receiver) announceGap(ctx context.Context, uri string) error {
 	return e.Gap(ctx, e.backend.Place().Workspace, uri)
 }
 
-// publish publishes an event, unless it was published before. It drops an event that cannot be published.
+// publish publishes an event of a backend, unless it was published before. It drops an event that cannot be published.
 func (e *receiver) publish(ctx context.Context, uri string, ev client.Event) error {
 	if err := e.limit.WaitN(ctx, min(eventBurst, 1+len(ev.Data)/updateUnit)); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "wait to publish an event")
@@ -122,8 +123,8 @@ func (e *receiver) publish(ctx context.Context, uri string, ev client.Event) err
 	return err
 }
 
-// Some backends deliver events by webhook only. The relay creates and refreshes the subscriptions at these backends, and the publish
-// role receives the webhooks (ingest.Backends). When another relay takes over, it continues the same subscriptions, because the
+// Some backends deliver events by webhook only. The relay creates and refreshes the subscriptions at these backends, and the publish role
+// receives the webhooks (ingest.Backends). When another relay takes over the backend, it continues the same subscriptions, because the
 // webhook's URL and secret do not depend on the relay.
 
 // hookTTL is the lifetime that the relay requests for a webhook subscription. If the relay never ends the subscription, for example because
@@ -144,7 +145,7 @@ func (e *receiver) endpoint(ctx context.Context, uri string, cursor demand.Curso
 			if err != nil || !fresh {
 				return err
 			}
-			// If a cursor is stored, the backend continues after it. Otherwise announce a gap, because subscribers may have missed events.
+			// If a cursor is stored, the backend continues after it. Otherwise announce a gap, because clients may have missed events.
 			if saved, err := cursor.Load(ctx, ""); err != nil || saved != "" {
 				return err
 			}
@@ -153,7 +154,8 @@ func (e *receiver) endpoint(ctx context.Context, uri string, cursor demand.Curso
 	}, err
 }
 
-// restartHooks subscribes again to the events whose webhooks have reported that the backend ended the subscription or gave up deliveries.
+// restartHooks restarts webhook subscriptions for which a webhook has reported that the backend ended the subscription or gave up
+// deliveries.
 func (e *receiver) restartHooks(ctx context.Context) error {
 	place := e.backend.Place()
 	if !slices.Contains(slices.Collect(maps.Values(e.modes)), client.ModeWebhook) {
@@ -175,7 +177,7 @@ func (e *receiver) restartHooks(ctx context.Context) error {
 	return err
 }
 
-// endHook ends a webhook subscription at the backend. If that fails, the backend ends it after [hookTTL].
+// endHook ends a webhook subscription at the backend. If that fails, the subscription ends after [hookTTL].
 func (e *receiver) endHook(ctx context.Context, uri string) error {
 	_, own, arguments, _ := catalog.ParseBackendURI(uri)
 	if e.modes[own] != client.ModeWebhook {

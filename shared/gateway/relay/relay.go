@@ -1,5 +1,5 @@
-// Package relay keeps one notification stream per backend open in the whole deployment, and writes the notifications to the
-// event log, from which the streams of clients read.
+// Package relay keeps one notification stream open to each backend, for all clients and processes of a deployment. It writes the
+// backends' notifications to the event log, from which the streams of clients read them.
 //
 //	relay.go       the set of backends, with one follower for each
 //	lease.go       decides which of several relays follows a backend, and hands over to another one, also in a function with limited time
@@ -36,24 +36,25 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Relay keeps one notification stream per backend open in the whole deployment, and writes the notifications to the event log. A lease
-// in the store decides which relay holds a backend's stream.
+// Relay keeps one notification stream open to each backend, and writes the backends' notifications to the event log. If several processes
+// have a relay, a lease in the store decides which relay holds a backend's stream.
 type Relay struct {
-	// Backends returns the backends to follow, usually [backends.Set.Followed].
+	// Backends returns the backends whose notifications the relay announces, usually [backends.Set.Followed].
 	Backends func(ctx context.Context) []*backends.Backend
 	// Announce appends a notice to a backend's topic in the event log.
 	Announce func(ctx context.Context, workspace, backend string, notice json.RawMessage) error
-	// DB holds the leases, and hashes of the backends' lists, by which the relay notices changes.
+	// DB holds the leases, and the hashes of the backends' lists with which the relay notices changes.
 	DB  store.DB
 	Log *slog.Logger
-	// Lease is how long a lease lasts, and so how long other relays wait after its holder has died; 0 means 30 s.
+	// Lease is how long a lease lasts, and thus how long other relays wait after its holder has died; 0 means 30 s.
 	Lease time.Duration
 	// Relist is how often the relay reads a backend's lists without having been notified of a change; 0 means 1 min.
 	Relist time.Duration
-	// MinPause and MaxPause limit the pause before another connection attempt, which doubles with each failure. 0 means 1 s and 1 min.
+	// MinPause and MaxPause limit the pause before another attempt to connect to a backend. The pause doubles with each failure. 0 means
+	// 1 s and 1 min.
 	MinPause, MaxPause time.Duration
-	// Until is when this process must have ended, or zero if its time is not limited. In the last Handover of that time, other
-	// relays take over the backends.
+	// Until is when this process must have ended, or zero if its time is not limited. In the last part of that time, other relays take
+	// over the backends. Handover is the length of this part.
 	Until    time.Time
 	Handover time.Duration
 	Events   *Events // nil if clients cannot subscribe to backends' events
@@ -69,7 +70,7 @@ func (r *Relay) lease() time.Duration { return cmp.Or(r.Lease, 30*time.Second) }
 
 const readBackendsEvery = time.Second
 
-// follower is the relay's state for one backend, with or without the lease.
+// follower is the relay's state for one backend, whether or not the relay has the backend's lease.
 type follower struct {
 	*backends.Backend
 	throttle     *notificationThrottle
@@ -88,8 +89,8 @@ func key(of placed, what string) store.Key {
 
 func (r *Relay) log(of placed) *slog.Logger { return r.Log.With("backend", of.Place().Backend) }
 
-// Run follows the backends until ctx ends. If the relay's time is limited, Run returns earlier if it has nothing to do, for example
-// because there are no backends, or because other relays follow all of them.
+// Run announces the notifications of the backends until ctx ends. If the relay's time is limited, Run returns earlier if it has nothing
+// to do, for example because there are no backends, or because other relays follow all of them.
 func (r *Relay) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -142,8 +143,8 @@ func (r *Relay) Run(ctx context.Context) {
 	}
 }
 
-// keepFollowing follows one backend while this relay holds the lease. Whenever it does not, it sends to idled, so that [Relay.Run] checks
-// whether any backend is left to follow.
+// keepFollowing follows one backend whenever this relay gets the backend's lease. Whenever the relay has no lease, keepFollowing sends to
+// idled, so that [Relay.Run] checks whether any backend is left to follow.
 func (r *Relay) keepFollowing(ctx context.Context, f *follower, idled chan<- struct{}) {
 	again, _ := r.pauses()
 	if r.bounded() {
@@ -169,22 +170,20 @@ func (r *Relay) keepFollowing(ctx context.Context, f *follower, idled chan<- str
 	}
 }
 
-// spread returns a random pause between wait and twice wait, but not longer than most. So backends that failed together are not
-// contacted all at the same time.
+// spread returns a random pause between wait and twice wait, but not longer than most. So the relay does not contact all backends that
+// failed together at the same time.
 func spread(wait, most time.Duration) time.Duration {
 	least := min(wait, most/2)
 	return least + mathrand.N(least)
 }
 
-// compareLists fetches the lists and announces lists that differ from the last comparison of any relay. With notify unset, it only stores
-// the new hashes, because the changes have already been announced.
+// compareLists fetches a backend's lists and announces the ones that differ from the last comparison by any relay. With notify unset, it
+// only stores the new hashes, because the changes have already been announced.
 //
-// A list that cannot be fetched must not hide changes of the others, because some servers declare a capability and always answer its list
-// with an error. So compareLists skips such a list and adds it to f.unread. When it can fetch the list again, it announces a change even
-// with notify unset.
-//
-// If a client got the combined list without the backend's entries, [api.LeftOut] is stored instead of the hash. Then compareLists always
-// announces the list, even if the backend has not changed it, so that the client reads the list again.
+// A list that cannot be fetched must not hide changes of the others, because some servers always answer one of their lists with an error.
+// So compareLists skips the list and adds it to f.unread. When it can fetch the list again, it announces a change even with notify unset.
+// It also always announces a list with [api.LeftOut] in place of the hash, so that clients that got no entries of the backend read the
+// list again.
 func (r *Relay) compareLists(ctx context.Context, f *follower, notify bool) error {
 	f.Outdate()
 	notified := map[string]bool{}

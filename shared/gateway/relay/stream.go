@@ -28,7 +28,7 @@ type stream struct {
 	err     error           // why the stream ended before it was open
 }
 
-// end closes the stream deliberately, so that its end does not count as a failure.
+// end closes the stream deliberately, so that its end does not count as a failure of the connection.
 func (s *stream) end() {
 	s.mu.Lock()
 	s.ended = true
@@ -36,7 +36,8 @@ func (s *stream) end() {
 	s.Close()
 }
 
-// begin records that the stream is open, with the content of the acknowledgment if there is one.
+// begin records that the stream is open. The parameter honored is the content of the backend's acknowledgment, or nil if there is no
+// acknowledgment.
 func (s *stream) begin(honored json.RawMessage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,8 +47,8 @@ func (s *stream) begin(honored json.RawMessage) {
 	}
 }
 
-// start reads a stream in the background. The map listen has the resources of a listen request. It is nil for a GET stream, which
-// is open immediately.
+// start reads a stream in the background. The map listen has the resources of the stream's listen request. It is nil for a GET stream,
+// which is open immediately.
 func (f *following) start(x *upstream.Exchange, listen map[string]bool) *stream {
 	s := &stream{Exchange: x, uris: listen, opened: make(chan struct{})}
 	if listen == nil {
@@ -107,7 +108,7 @@ func (f *following) read(s *stream) error {
 	}
 }
 
-// pong answers a ping in the background, so that a slow answer does not delay notifications.
+// pong answers a backend's ping in the background, so that a slow answer does not delay notifications.
 func (f *following) pong(m upstream.Message) {
 	select {
 	case f.pings <- struct{}{}:
@@ -155,8 +156,8 @@ func (f *following) get() (*stream, error) {
 // openTime limits how long a backend may take to begin a stream.
 const openTime = time.Minute
 
-// open calls send, which sends the request that begins a stream, and limits how long the stream takes to begin. After that, the stream
-// lives as long as the connection.
+// open calls the function send, which sends the request that begins a stream. It limits how long the stream takes to begin, but not how
+// long the stream lives after that.
 func (f *following) open(send func(context.Context) (*upstream.Exchange, error)) (*upstream.Exchange, error) {
 	ctx, cancel := context.WithCancel(f.ctx)
 	late := time.AfterFunc(openTime, cancel)

@@ -14,14 +14,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// A backend may send more notifications than clients can use, by mistake or on purpose. Each one is written to the event log, kept for
-// the log's retention time, and sent to every stream that asked for it. So there are limits that a well-behaved backend never
-// reaches: list changes that arrive too fast are coalesced, updates of resources are read no faster than the limit, and excess updates
-// of resources without a subscription are dropped.
+// A backend may send more notifications than clients can use, by mistake or on purpose. Each notification is written to the event log,
+// kept for the log's retention time, and sent to every stream that asked for it. So there are limits that a well-behaved backend never
+// reaches: list changes that arrive too fast are combined, updates of resources are read no faster than the limit, and excess updates of
+// resources without a subscription are dropped.
 const (
 	changeRate, changeBurst = 1, 50     // list changes of each kind, per second and in a burst
 	updateRate, updateBurst = 200, 1000 // updates of resources; each further KiB of an update counts as another update
-	// Updates without a subscription; the burst is for updates that arrive before their subscription is recorded.
+	// These limit updates of resources without a subscription. The burst is for updates that arrive before their subscription is
+	// recorded.
 	unaskedRate, unaskedBurst = 0.1, 1000
 	updateUnit                = 1024
 )
@@ -48,7 +49,8 @@ func newNotificationThrottle() *notificationThrottle {
 	return t
 }
 
-// change reports whether the relay may announce a list change now. If not, the throttle remembers the change, and due returns it later.
+// change reports whether the relay may announce the change of a list now. If not, the throttle remembers the notification's method, and
+// [notificationThrottle.due] returns it later.
 func (t *notificationThrottle) change(method string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -56,7 +58,8 @@ func (t *notificationThrottle) change(method string) bool {
 	return !t.held[method]
 }
 
-// due returns the remembered list changes that may be announced now or, if end is set, all of them. The throttle then forgets them.
+// due returns the methods of remembered list changes that may be announced now or, if end is set, of all remembered ones. The throttle
+// then forgets them.
 func (t *notificationThrottle) due(end bool) (methods []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -69,15 +72,15 @@ func (t *notificationThrottle) due(end bool) (methods []string) {
 	return methods
 }
 
-// hold keeps a list change that could not be announced, so that due returns it again later.
+// hold remembers a list change that could not be announced, so that [notificationThrottle.due] returns it again later.
 func (t *notificationThrottle) hold(method string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.held[method] = true
 }
 
-// update waits until the relay may announce an update of the given size in bytes. If no client has asked for the resource, it does not
-// wait, and reports false if the update must be dropped.
+// update waits until the relay may announce a resource's update of the given size in bytes. If no client is subscribed to the resource
+// (asked is false), update does not wait, and announce is false if the update must be dropped.
 func (t *notificationThrottle) update(ctx context.Context, size int, asked bool) (announce bool, err error) {
 	n := 1 + size/updateUnit
 	if asked {
@@ -86,7 +89,8 @@ func (t *notificationThrottle) update(ctx context.Context, size int, asked bool)
 	return t.unasked.AllowN(time.Now(), n), nil
 }
 
-// catchUp announces the list changes that the throttle has delayed. If end is set, it announces all, because the connection closes.
+// catchUp announces the delayed list changes that the throttle permits now. If end is set, it announces all, because the connection
+// closes.
 func (f *following) catchUp(ctx context.Context, end bool) {
 	for _, method := range f.throttle.due(end) {
 		if err := f.announceChange(ctx, method); err != nil {
@@ -96,11 +100,11 @@ func (f *following) catchUp(ctx context.Context, end bool) {
 	}
 }
 
-// Besides events, a backend may send gaps, positions, errors and malformed messages, and each of them costs something: the relay publishes
-// a gap, stores the cursor of a position, and logs an error.
+// Besides events, a backend may send gaps, cursors, errors and malformed messages. Each of them costs something: the relay publishes a
+// gap, stores a cursor, and logs an error.
 const (
 	gapCost = 10 // events that a gap counts as, because each webhook subscriber gets a notice of it
-	// lineRate and lineBurst limit the lines per second of all streams of a backend. A message has two lines or more.
+	// lineRate and lineBurst limit the lines per second of all event streams of a backend together. A message has two lines or more.
 	lineRate, lineBurst = 8 * eventRate, 8 * eventBurst
 	// logRate and logBurst limit the log lines per second that package client writes about a backend's events.
 	logRate, logBurst = 1, 50
