@@ -8,12 +8,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// CheckNames returns a fault of kind Invalid if a backend could read another name in the params of a call than the gateway, which checks
-// the name against the rules. Some JSON libraries ignore the case of member names, so params must not have, for example, both name and
-// Name.
+// CheckNames returns a fault of kind Invalid if a backend could read another name in the params of a call than the gateway did when it
+// checked the rules. Some JSON libraries ignore the case of member names, so params must not have, for example, both name and Name.
 //
-// The parameter member is the member of params with the name, or "ref" for completion/complete. There the name is the member name of the
-// object ref or, if template is set, the member uri. The other member must be absent.
+// The parameter member is the member of params that has the name. For completion/complete it is "ref", and the name is in the object ref:
+// in its member name or, if template is set, in its member uri. The other one of these two members must be absent.
 func CheckNames(params json.RawMessage, member string, template bool) error {
 	object, own, other := params, member, ""
 	if member == "ref" {
@@ -31,8 +30,8 @@ func CheckNames(params json.RawMessage, member string, template bool) error {
 	return nil
 }
 
-// hasOther reports whether the object has a member that a backend might read instead of the member own. That may be own in another case,
-// for example Name for name, or the member other in any case. If other is empty, only own counts.
+// hasOther reports whether the object has a member that a backend might read instead of the member own: a member own in another case, for
+// example Name for name, or a member other in any case. If other is empty, only own counts.
 func hasOther(object json.RawMessage, own, other string) bool {
 	for key := range jsonrpc.Members(object) {
 		name := string(key)

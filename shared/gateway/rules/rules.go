@@ -11,13 +11,13 @@ import (
 	"unicode/utf8"
 )
 
-// Rules are the rules for one kind of entries of a backend. Without rules, callers may use all entries.
+// Rules are the access rules for one kind of entries of a backend, for example for its tools. Without rules, callers may use all entries.
 type Rules struct {
 	// Allow lists globs for the entries that callers may use. If it is empty, they may use all.
 	Allow []string `json:"allow,omitempty"`
 	// Deny lists globs for the entries that callers must not use. It takes precedence over Allow.
 	Deny []string `json:"deny,omitempty"`
-	// Scopes lists the scopes that a caller needs for the entries that a glob matches. If several globs match an entry, the caller
+	// Scopes has the scopes that a caller needs for the entries that a glob matches, by glob. If several globs match an entry, the caller
 	// needs the scopes of all of them.
 	Scopes map[string][]string `json:"scopes,omitempty"`
 }
@@ -25,8 +25,8 @@ type Rules struct {
 // Empty reports whether the rules permit everything.
 func (r Rules) Empty() bool { return len(r.Allow) == 0 && len(r.Deny) == 0 && len(r.Scopes) == 0 }
 
-// Limits of the rules. maxGlob is in bytes, and MaxGlobs applies to each member of the rules. If there are any rules, they deny all names
-// of more than maxName bytes.
+// Limits of the rules. A glob has at most maxGlob bytes, and each member of Rules has at most MaxGlobs globs. If there are any rules,
+// they deny all names of more than maxName bytes.
 const (
 	maxGlob  = 256
 	MaxGlobs = 100
@@ -49,20 +49,20 @@ func CheckGlob(glob string) error {
 	return nil
 }
 
-// Set is rules in a form that is fast to evaluate. The zero value permits everything.
+// Set has rules in a form that is fast to evaluate. The zero value permits everything.
 type Set struct {
 	uris        bool
 	allow, deny []forms
 	scopes      []scoped
 }
 
-// forms are the spellings of a name or a glob that the rules compare: the original one and, for URIs, the results of normalize and
-// flatten, and the form that [bareForm] describes.
+// forms are the spellings of a name or a glob that the rules compare. The first one is the original. For URIs, the results of normalize
+// and flatten and the form of [bareForm] follow.
 type forms []string
 
-// bareForm is the index in [forms] of a URI without its query, its fragment and the slashes at its end. Deny and Scopes compare
-// this form too. For example, a server may read file:///a?x as file:///a, so denying file:///a denies both. Allow does not
-// compare it. For example, x://list?page=* allows x://list?page=2, but not x://list.
+// bareForm is the index in [forms] of a URI without its query, its fragment and the slashes at its end. Deny and Scopes compare this
+// form, too. For example, denying file:///a also denies file:///a?x, because a server may read both in the same way. Allow does not
+// compare it, so x://list?page=* allows x://list?page=2, but not x://list.
 const bareForm = 3
 
 type scoped struct {
@@ -70,12 +70,11 @@ type scoped struct {
 	scopes []string
 }
 
-// New returns the set of rules for names. [CheckGlob] must have accepted their globs.
+// New returns the set of rules for names. [CheckGlob] must have accepted the globs of r.
 func New(r Rules) Set { return newSet(r, false) }
 
-// NewForURIs returns the set of rules for URIs. A caller can spell the same URI in several ways, so the set also compares the normal forms
-// of the URI and the globs, and allows a URI only if it allows each form. For example, file:///public/* does not allow
-// file:///public/../secret.
+// NewForURIs returns the set of rules for URIs. A caller can spell the same URI in several ways, so the set compares several [forms] of
+// the URI and the globs. For example, file:///public/* does not allow file:///public/../secret.
 func NewForURIs(r Rules) Set { return newSet(r, true) }
 
 func newSet(r Rules, uris bool) Set {
@@ -92,8 +91,8 @@ func newSet(r Rules, uris bool) Set {
 	return s
 }
 
-// formsOf returns the forms of a name or a glob, or nil if [unify] refuses it. A glob keeps its query in the bare form, so that a rule for
-// x://a?b does not apply to x://a.
+// formsOf returns the forms of a name or a glob, or nil if [unify] refuses it. The bare form of a glob keeps the query, so that a rule
+// for x://a?b does not apply to x://a.
 func (s Set) formsOf(text string, glob bool) forms {
 	if !s.uris {
 		return forms{text}
@@ -140,11 +139,11 @@ func (s Set) Permits(name string) (scopes []string, ok bool) {
 	return slices.Compact(scopes), true
 }
 
-// matchGlob reports whether a glob matches the whole name. A * stands for any text, also for an empty one and for slashes, and every other
-// character stands for itself. With the semantics of [path.Match], a * in Deny would not match names with a slash.
+// matchGlob reports whether a glob matches the whole name. A * stands for any text, including slashes and the empty text, and every other
+// character stands for itself. [path.Match] is not suitable, because its * does not match slashes, so a * in Deny would deny too little.
 //
-// The time is at most proportional to the product of the lengths, because matchGlob tries only the last * at several places. The text
-// before it is matched as early as possible, which leaves the most for the rest.
+// The running time is at most proportional to the product of the lengths, because matchGlob tries only the text after the last * at
+// several positions. The text before it is matched as early as possible, which leaves the most for the rest.
 func matchGlob(glob, name string) bool {
 	g, n := 0, 0
 	star, from := -1, 0 // the index of the last * in glob, and the index in name at which the text after the * is tried
@@ -166,18 +165,19 @@ func matchGlob(glob, name string) bool {
 	return strings.Trim(glob[g:], "*") == ""
 }
 
-// isTrimmable reports whether a URI has characters that parsers of the URL Standard, as in the official SDKs, remove before they look for
-// dot segments: tabs, line breaks, and other control characters and spaces at the ends. No valid URI has them.
+// isTrimmable reports whether a URI has characters that some URL parsers remove before they look for dot segments: tabs, line breaks, and
+// other control characters and spaces at the ends. Parsers of the URL Standard, as in the official SDKs, do this. No valid URI has these
+// characters.
 func isTrimmable(uri string) bool {
 	return strings.ContainsFunc(uri, unicode.IsControl) || strings.TrimSpace(uri) != uri
 }
 
-// maxEncodings limits how often unify decodes a URI.
+// maxEncodings limits how often unify removes percent-encoding from a URI.
 const maxEncodings = 4
 
-// unify returns a URI without percent-encoding, and with slashes for backslashes. It reports false if the URI is encoded more than
-// maxEncodings times, or if its query or fragment has a .. segment, because servers disagree about which parts the .. in file:///a/b?/../c
-// removes.
+// unify returns a URI without percent-encoding, and with slashes for backslashes. The result ok is false if the URI is encoded
+// maxEncodings times or more. It is also false if the query or fragment has a .. segment, because servers disagree about which parts the
+// .. in file:///a/b?/../c removes.
 func unify(uri string) (plain string, ok bool) {
 	for range maxEncodings {
 		decoded := decode(uri)
@@ -193,8 +193,8 @@ func unify(uri string) (plain string, ok bool) {
 	return uri, ok
 }
 
-// normalize returns the form in which a lenient server may read a URI that [unify] has returned. In this form, scheme and host are in lower
-// case, and there are no empty and dot segments.
+// normalize returns the form in which a lenient server may read a URI: scheme and host are in lower case, and there are no empty and dot
+// segments. The parameter uri must be a result of [unify].
 func normalize(uri string) string {
 	if scheme, rest, found := strings.Cut(uri, "://"); found {
 		host, path, rooted := strings.Cut(rest, "/")
@@ -223,7 +223,7 @@ func flatten(uri string) string {
 	return normalize(uri)
 }
 
-// clean removes empty and dot segments from a path. It keeps a slash at the end.
+// clean removes empty segments, "." and ".." from a path. It keeps a slash at the end.
 func clean(path string) string {
 	parts := strings.Split(path, "/")
 	var kept []string
@@ -242,7 +242,7 @@ func clean(path string) string {
 	return strings.Join(kept, "/")
 }
 
-// decode decodes the percent-encoded bytes of a URI once. It leaves malformed ones as they are.
+// decode decodes the percent-encoded bytes of a URI once. It leaves malformed encodings as they are.
 func decode(s string) string {
 	if !strings.Contains(s, "%") {
 		return s
