@@ -1,5 +1,5 @@
-// Package sealed encrypts the values of the gateway that clients keep: the state between the rounds of a call, and the ids of tasks. All
-// instances of a deployment have the same key, so any instance can open what another one has sealed.
+// Package sealed encrypts values that the gateway gives to clients to keep: the state between the rounds of a call, and the ids of tasks.
+// All instances of a deployment have the same key, so any instance can decrypt them.
 package sealed
 
 import (
@@ -19,12 +19,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 )
 
-// StateLife is how long a client may take to return with its answers.
+// StateLife is how long a client may take to answer the questions of a call, because the state that the client keeps expires then.
 const StateLife = time.Hour
 
-// States seals the state that a client carries between the rounds of a request (2026-07-28, Multi Round-Trip Requests). To a
-// backend, all clients of the gateway may look like one caller. So the gateway binds a backend's state to the
-// principal, the method, the name and the params.
+// States encrypts the state that a client carries between the rounds of a request (2026-07-28, Multi Round-Trip Requests). To a backend,
+// all clients of the gateway may look like one caller. So the gateway binds the state to the principal, the method, the name and the
+// params, and another client cannot use it.
 type States struct{ aead cipher.AEAD }
 
 // NewStates returns States with a deployment's 32-byte key.
@@ -33,13 +33,13 @@ func NewStates(key []byte) (*States, error) {
 	return &States{aead}, err
 }
 
-// Seal encrypts a state for a client. Only [States.Open] with the same binding opens it, for [StateLife].
+// Seal encrypts a state for a client. Only [States.Open] with the same binding decrypts it, and only for [StateLife].
 func (s *States) Seal(state, binding []byte) string {
 	text := binary.BigEndian.AppendUint64(nil, uint64(time.Now().Add(StateLife).Unix()))
 	return opaque.Encode(s.aead.Seal(nil, nil, append(text, state...), binding))
 }
 
-// Open reverses [States.Seal]. It returns a fault of kind Invalid if the state is forged, expired, or bound to something else.
+// Open reverses [States.Seal]. It returns a fault of kind Invalid if the state is forged or expired, or if the binding is another one.
 func (s *States) Open(sealed string, binding []byte) ([]byte, error) {
 	bad := fault.New(fault.Invalid, "requestState belongs to another request or has expired")
 	raw, err := opaque.Decode(sealed)
@@ -53,10 +53,10 @@ func (s *States) Open(sealed string, binding []byte) ([]byte, error) {
 	return text[8:], nil
 }
 
-// maxTask limits the length of a sealed task id, in bytes.
+// maxTask limits the length of a task id from a client, in bytes.
 const maxTask = 2 << 10
 
-// TaskIDs seals the ids of tasks.
+// TaskIDs encrypts the backends' task ids for clients. Create it with [NewTaskIDs].
 type TaskIDs struct {
 	aead  cipher.AEAD
 	nonce []byte // the key from which nonces are derived
@@ -76,14 +76,14 @@ func NewTaskIDs(key []byte) (*TaskIDs, error) {
 	return &TaskIDs{aead, derived[32:]}, err
 }
 
-// bindTask returns the principal as the data with which a task's id is sealed, so that the id is invalid for other principals.
+// bindTask encodes a principal for the encryption of a task id, so that the id is invalid for other principals.
 func bindTask(p auth.Principal) []byte {
 	b, _ := json.Marshal([]string{p.Workspace, p.ID}) // cannot fail: these are strings
 	return b
 }
 
-// Seal returns our id for a task. server is the backend's ServerID, and own is the backend's id as JSON. The nonce is a hash, so
-// that a task always gets the same id and later messages can refer to it.
+// Seal returns our id for a backend's task. The parameter server is the backend's ServerID, and own is the task's id at the backend, as
+// JSON. The nonce is a hash, so that a task always gets the same id and later messages can refer to it.
 func (t *TaskIDs) Seal(p auth.Principal, server string, own json.RawMessage) string {
 	text, binding := append([]byte(server+"\n"), own...), bindTask(p)
 	h := hmac.New(sha256.New, t.nonce)
@@ -94,7 +94,7 @@ func (t *TaskIDs) Seal(p auth.Principal, server string, own json.RawMessage) str
 	return opaque.Encode(t.aead.Seal(nonce, nonce, text, binding))
 }
 
-// Open reverses [TaskIDs.Seal]. It reports false for an id that was not sealed for the principal.
+// Open reverses [TaskIDs.Seal]. The result ok is false if the id was not made for the principal.
 func (t *TaskIDs) Open(p auth.Principal, id string) (server string, own json.RawMessage, ok bool) {
 	raw, err := opaque.Decode(id)
 	if err != nil || len(id) > maxTask || len(raw) < t.aead.NonceSize() {
