@@ -5,9 +5,9 @@
 // send it on the stream that a GET request opens instead. For example, server.elicitInput of version 1 of the official TypeScript SDK
 // does so, and waits for an answer even if no such stream is open.
 //
-// A backend knows only one GET stream per session, so all calls of a session share it. A message on it does not say which call it belongs
-// to. The newest call that accepts the message gets it. A question, a withdrawal or a log message that arrives when no call is running
-// waits for the next call.
+// A backend knows only one GET stream per session, so all calls of a session share it. A message on the stream does not say to which call
+// it belongs, so the newest call that accepts the message gets it. If no call is running, questions, cancellations of questions, and log
+// messages wait for the next call.
 package sessionstream
 
 import (
@@ -32,26 +32,27 @@ import (
 type Receiver func(m upstream.Message) bool
 
 const (
-	// openWait limits how long a call waits for the stream. Some servers begin their answer to a GET only with the first message, although
-	// the stream is already open.
+	// openWait limits how long a call waits until the stream is open. Some servers begin their answer to a GET only with the first
+	// message, although the stream is already open.
 	openWait = 500 * time.Millisecond
 	// slowWait replaces openWait after a call to the same backend has waited in vain. Otherwise, all calls to this backend would be slow.
 	slowWait = 50 * time.Millisecond
-	// A stream that breaks is opened again after minPause, or after the time for which the backend asks, and later at growing intervals of up
-	// to maxPause.
+	// A broken stream is opened again after minPause, or after the time for which the backend asks. The pause grows up to maxPause with
+	// each further attempt.
 	minPause, maxPause = time.Second, 10 * time.Second
-	// conflictPause is the pause before the second attempt if the first one finds that the session already has a stream. The backend may not
-	// have noticed yet that the stream of an earlier call is closed.
+	// conflictPause is the pause before the second attempt to open a stream if the backend says that the session already has one. The
+	// backend may not have noticed yet that the stream of an earlier call is closed.
 	conflictPause = 50 * time.Millisecond
-	// askAgain is how long the package remembers that a backend offers no streams, that it has refused the stream of a session, or that
-	// calls wait only for slowWait.
+	// askAgain is how long the package remembers that a backend offers no streams, that it has refused a session's stream, or that calls
+	// to it wait only for slowWait.
 	askAgain = 5 * time.Minute
-	// maxEarly limits the messages of a session that wait for the next call. Half of them may be log messages. A question waits for earlyTime,
-	// and a notification of up to maxNote bytes as long as the stream is open.
+	// maxEarly limits the messages of a session that wait for the next call. Half of them may be log messages. A question waits for at
+	// most earlyTime. A notification of up to maxNote bytes waits as long as the stream is open.
 	maxEarly  = 16
 	maxNote   = 64 << 10
 	earlyTime = 10 * time.Second
-	// maxLingering is the number of open streams beyond which a stream is closed immediately after its last call, without [Streams.Linger].
+	// maxLingering limits the open streams. If there are more, each stream is closed immediately after its last call, without
+	// [Streams.Linger].
 	maxLingering = 1000
 )
 
@@ -68,8 +69,8 @@ type Streams struct {
 
 	mu      sync.Mutex
 	streams map[session]*stream
-	// refused says until when the gateway does not ask for the stream of a session. An entry without a session id stands for all
-	// sessions of a backend.
+	// refused has the times until which the gateway does not ask for the stream of a session again. An entry without a session id stands
+	// for all sessions of a backend.
 	refused bounded.Map[session, time.Time]
 	slow    bounded.Map[string, time.Time] // by the backend's URL, until when calls to it wait only for slowWait
 }
@@ -84,7 +85,7 @@ type stream struct {
 	open   func()        // closes opened, once
 	done   chan struct{} // closed when the stream is no longer read
 
-	// These are guarded by the lock of Streams.
+	// The lock of Streams guards the fields below.
 	calls  []*call            // the newest is the last
 	early  []upstream.Message // the messages that wait for the next call, see waits
 	joined int                // the number of calls that have joined so far
@@ -95,8 +96,9 @@ type stream struct {
 type call struct{ receive Receiver }
 
 // Join opens the GET stream of the session that r names, unless the stream is already open. From then on, the function receive gets the
-// stream's messages. Join returns when the stream is open, or after at most openWait. The caller must call leave at the end of its call.
-// leave reports whether this was the last call of the session.
+// stream's messages. Join returns when the stream is open, or after at most openWait.
+//
+// The caller must call leave at the end of its call. The function leave reports whether this was the last running call of the session.
 func (s *Streams) Join(ctx context.Context, c *upstream.Client, r upstream.Request, receive Receiver) (leave func() (last bool)) {
 	for _, of := range []session{{url: c.URL}, {c.URL, r.Session}} {
 		if until, ok := s.refused.Get(of); ok && time.Now().Before(until) {
@@ -131,7 +133,7 @@ func (s *Streams) Join(ctx context.Context, c *upstream.Client, r upstream.Reque
 	return func() bool { return s.leave(st, own) }
 }
 
-// deliverEarly gives c the messages that arrived while no call was running, and refuses the questions that c does not accept.
+// deliverEarly gives the call c the messages that arrived while no call was running, and refuses the questions that c does not accept.
 func (st *stream) deliverEarly(c *call) {
 	st.in.mu.Lock()
 	early := st.early
@@ -144,7 +146,7 @@ func (st *stream) deliverEarly(c *call) {
 	}
 }
 
-// begin adds a stream and starts to read it. The caller holds the lock.
+// begin adds the stream of a session and starts to read it. The caller holds the lock.
 func (s *Streams) begin(c *upstream.Client, r upstream.Request) *stream {
 	ctx, cancel := context.WithCancel(context.Background())
 	st := &stream{
@@ -183,7 +185,7 @@ func (s *Streams) leave(st *stream, own *call) (last bool) {
 	return last
 }
 
-// Close closes the streams that no call uses. From now on, a stream is closed immediately after its last call.
+// Close closes the streams that no call uses. From now on, each stream is closed immediately after its last call.
 func (s *Streams) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -238,7 +240,7 @@ func (st *stream) run(ctx context.Context) {
 	}
 }
 
-// reopens reports whether to open the stream again after it has ended with err, and removes the stream otherwise.
+// reopens reports whether to open the stream again after it has ended with err. If not, it also removes the stream.
 func (st *stream) reopens(err error) bool {
 	st.in.mu.Lock()
 	defer st.in.mu.Unlock()
@@ -249,7 +251,7 @@ func (st *stream) reopens(err error) bool {
 	return again
 }
 
-// retries reports whether a later attempt to open the stream may succeed, given the error with which this one ended.
+// retries reports whether a later attempt to open the stream may succeed after one that ended with err.
 func retries(err error) bool {
 	if status := upstream.StatusOf(err); status != 0 {
 		return status >= http.StatusInternalServerError || status == http.StatusConflict || status == http.StatusTooManyRequests
@@ -257,8 +259,8 @@ func retries(err error) bool {
 	return !errors.Is(err, errNoStream) && !errors.Is(err, upstream.ErrSession)
 }
 
-// refuses reports whether the backend will answer the session's next GET with err, too. For example, many servers that accept only POST
-// answer 404, which also means that the session is unknown.
+// refuses reports whether the backend will probably answer the session's next GET with err, too. For example, many servers that accept
+// only POST answer 404, although this status means that the session is unknown.
 func refuses(err error) bool {
 	status := upstream.StatusOf(err)
 	unauthorized := status == http.StatusUnauthorized || status == http.StatusForbidden // a later call may have other credentials
@@ -303,13 +305,13 @@ func (st *stream) read(ctx context.Context, x *upstream.Exchange) error {
 	}
 }
 
-// waits reports whether a message may wait for the next call: a question, a withdrawal or a log message.
+// waits reports whether a message may wait for the next call: a question, the cancellation of a question, or a log message.
 func waits(m upstream.Message) bool {
 	return m.ID != nil || (m.Method == spec.NoteCancelled || m.Method == spec.NoteMessage) && len(m.Raw) <= maxNote
 }
 
-// keepEarly keeps a message for the next call. It returns false, and does not keep the message, if calls are running, because they have
-// already declined it, or if too many messages wait.
+// keepEarly keeps a message for the next call. It returns false, and does not keep the message, if too many messages wait. It also does
+// so if calls are running, because they have already declined the message.
 func (st *stream) keepEarly(m upstream.Message) bool {
 	st.in.mu.Lock()
 	defer st.in.mu.Unlock()
@@ -340,7 +342,7 @@ func (st *stream) takeEarly(id json.RawMessage) bool {
 	return len(st.early) < before
 }
 
-// refuse answers a question that no call accepts. It ignores a notification.
+// refuse answers a question that no call accepts with an error. It ignores notifications.
 func (st *stream) refuse(ctx context.Context, m upstream.Message) {
 	if m.ID == nil {
 		return
@@ -359,7 +361,8 @@ func (st *stream) deliver(m upstream.Message) bool {
 	return slices.ContainsFunc(calls, func(c *call) bool { return c.receive(m) })
 }
 
-// reply sends an answer to the backend. If that fails, the backend's question runs into its own time limit.
+// reply sends an answer to the backend. A failure has no consequences here, because the backend's question then runs into its own time
+// limit.
 func (st *stream) reply(ctx context.Context, body []byte) {
 	c, r := st.target()
 	ctx, cancel := context.WithTimeout(ctx, c.AskTimeout)
