@@ -42,7 +42,7 @@ func New(h http.Handler, l *slog.Logger) *Transport {
 	return t
 }
 
-// logPanics logs panics of a handler. The caller of the handler only sees that the connection ends.
+// logPanics logs panics of a handler, because the caller of the handler only sees that the connection ends.
 func logPanics(h http.Handler, log *slog.Logger) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
@@ -90,7 +90,7 @@ type conn struct{ net.Conn }
 func (conn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
 func (conn) LocalAddr() net.Addr  { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
 
-// listener is the [net.Listener] of the server.
+// listener is the server's [net.Listener]. It accepts the connections that the transport makes.
 type listener struct{ *Transport }
 
 func (l listener) Accept() (net.Conn, error) {
