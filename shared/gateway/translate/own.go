@@ -36,7 +36,7 @@ func mayHaveOwn(b []byte) bool {
 			return true
 		}
 	}
-	// JSON may also have a letter or the hyphen of our prefix as an escape, for example the hyphen as \u002d.
+	// JSON may also have a letter or the hyphen of our prefix as an escape, for example \u002d for the hyphen.
 	for rest := b; ; {
 		_, after, found := bytes.Cut(rest, []byte(`\u00`))
 		if !found || len(after) < 2 {
@@ -132,7 +132,7 @@ func dropOwn(value json.RawMessage) json.RawMessage {
 	return value
 }
 
-// mapMembers replaces the value of each member of an object by the result of convert. It returns any other value unchanged.
+// mapMembers replaces the value of each member of an object by the result of convert. It returns a value that is not an object unchanged.
 func mapMembers(object json.RawMessage, convert func(name []byte, member json.RawMessage) json.RawMessage) json.RawMessage {
 	if object[0] != '{' {
 		return object

@@ -27,7 +27,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Revisions is a call's pair of protocol revisions, between which it is translated.
+// Revisions has the protocol revisions of a call's client and backend.
 type Revisions struct{ Client, Backend spec.Version }
 
 // MultiRound has the methods whose results may be input_required in 2026-07-28.
@@ -43,8 +43,8 @@ func WithoutRounds(params json.RawMessage) json.RawMessage {
 	return jsonrpc.Without(params, func(name string) bool { return name == "inputResponses" || name == "requestState" })
 }
 
-// ToSessionBased converts params of 2026-07-28 for a session-based backend. It replaces the progress token by the given one, because
-// several clients may share the session. replaced is false if params have no progress token.
+// ToSessionBased converts the params of a request of 2026-07-28 for a session-based backend. It replaces the progress token by the given
+// one, because several clients may share the session. The result replaced is false if the params have no progress token.
 func ToSessionBased(params, token json.RawMessage) (out json.RawMessage, replaced bool) {
 	params = WithoutRounds(params)
 	meta := jsonrpc.Member(params, "_meta")
@@ -54,13 +54,13 @@ func ToSessionBased(params, token json.RawMessage) (out json.RawMessage, replace
 	return jsonrpc.Replace(params, "_meta", jsonrpc.Without(meta, isRequestMeta)), replaced
 }
 
-// Client is the description of a client in a request of 2026-07-28.
+// Client is the description of a client that each request of 2026-07-28 contains.
 type Client struct {
 	Info, Capabilities json.RawMessage
 	Level              string // the requested level of log messages, or empty
 }
 
-// ToStateless converts params of a session-based client for a backend of 2026-07-28.
+// ToStateless converts the params of a session-based client's request for a backend of 2026-07-28.
 func ToStateless(params json.RawMessage, version spec.Version, c Client) json.RawMessage {
 	meta := jsonrpc.Without(jsonrpc.Member(params, "_meta"), isRequestMeta)
 	if c.Level != "" {
@@ -73,13 +73,13 @@ func ToStateless(params json.RawMessage, version spec.Version, c Client) json.Ra
 	return jsonrpc.Insert(params, "_meta", meta)
 }
 
-// InputRequired reports whether a result of 2026-07-28 demands input.
+// InputRequired reports whether a result of 2026-07-28 asks the client for input instead of ending the call.
 func InputRequired(result json.RawMessage) bool {
 	kind, _ := jsonrpc.String(jsonrpc.Member(result, "resultType"))
 	return kind == "input_required"
 }
 
-// Result converts the result of a method for the client's revision. It leaves a result that is no object alone.
+// Result converts the result of a method for the client's revision. It returns a result that is not an object unchanged.
 func (r Revisions) Result(method string, result json.RawMessage) json.RawMessage {
 	if len(result) == 0 || result[0] != '{' {
 		return result
@@ -133,8 +133,8 @@ func AddServer(result, server json.RawMessage) json.RawMessage {
 	return append(jsonrpc.AppendMember(slices.Clip(members), "_meta", added), '}')
 }
 
-// ErrorCode converts an error code for the client's revision. It keeps [spec.CodeNeedsURL] of a session-based backend for a stateless
-// client, because the gateway turns that error into a question.
+// ErrorCode converts the code of a backend's error for the client's revision. It keeps [spec.CodeNeedsURL] of a session-based backend for
+// a client of 2026-07-28, because the gateway turns that error into a question.
 func (r Revisions) ErrorCode(method string, code int, data json.RawMessage) int {
 	switch {
 	case code == spec.CodeUnsupportedVersion && !r.Client.Stateless() && !r.Backend.Stateless() && jsonrpc.Member(data, "supported") == nil:
@@ -164,7 +164,7 @@ func (r Revisions) ErrorCode(method string, code int, data json.RawMessage) int 
 	return code
 }
 
-// Error converts an error response with [Revisions.ErrorCode]. It also returns the original code.
+// Error converts the code of an error response with [Revisions.ErrorCode]. It also returns the original code.
 func (r Revisions) Error(method string, response json.RawMessage) (out json.RawMessage, had int) {
 	failure := jsonrpc.Member(response, "error")
 	_ = json.Unmarshal(jsonrpc.Member(failure, "code"), &had) // without a valid code, had stays 0, which ErrorCode does not change
@@ -194,7 +194,7 @@ func Tool(entry json.RawMessage, client spec.Version) json.RawMessage {
 
 const annotation = "x-mcp-header"
 
-// Parameter is an argument that a header repeats.
+// Parameter is an argument of a tool that an HTTP header repeats.
 type Parameter struct {
 	Header string // in the form of [http.CanonicalHeaderKey]
 	path   []string
@@ -222,7 +222,8 @@ func Parameters(tool json.RawMessage) ([]Parameter, error) {
 	return out, nil
 }
 
-// applied has the JSON Schema keywords, except properties, that contain further schemas. An annotation in one of these schemas is invalid.
+// applied has the JSON Schema keywords, except properties, that contain further schemas. The annotation x-mcp-header is invalid in these
+// schemas.
 var applied = map[string]bool{
 	"items": true, "prefixItems": true, "contains": true, "additionalProperties": true, "patternProperties": true,
 	"oneOf": true, "anyOf": true, "allOf": true, "not": true, "if": true, "then": true, "else": true,
@@ -262,7 +263,8 @@ func isToken(s string) bool {
 	return s != "" && strings.Trim(s, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&'*+-.^_`|~") == ""
 }
 
-// Text returns the value that the header must have for the given arguments. It reports false if the header must be absent.
+// Text returns the value that the parameter's header must have for the given arguments of a call. It returns false if the header must be
+// absent.
 func (p Parameter) Text(arguments json.RawMessage) (string, bool) {
 	at := arguments
 	for _, name := range p.path {
@@ -283,7 +285,7 @@ func (p Parameter) Text(arguments json.RawMessage) (string, bool) {
 	return n.String(), true
 }
 
-// maxSafe is the largest integer in a header. 2026-07-28 limits integers to the ones that JavaScript represents exactly.
+// maxSafe is the largest integer that a header may have. 2026-07-28 limits integers to the ones that JavaScript represents exactly.
 const maxSafe = 1<<53 - 1
 
 // integer parses an integer in any notation, for example 1e3. It returns false for all other text, and beyond maxSafe.
@@ -299,7 +301,7 @@ func integer(s string) (*big.Int, bool) {
 	return n, n.CmpAbs(big.NewInt(maxSafe)) <= 0
 }
 
-// Equal reports whether a header has the value want, which [Parameter.Text] returned. An integer in the header may have any
+// Equal reports whether a header's value stands for the value want, a result of [Parameter.Text]. An integer in the header may have any
 // notation, for example 1e3 for 1000.
 func (p Parameter) Equal(header, want string) bool {
 	got, err := spec.DecodeHeader(header)
@@ -322,8 +324,8 @@ func Digest(value json.RawMessage) string {
 	return base64.RawURLEncoding.EncodeToString(h[:18])
 }
 
-// QuestionDigest returns a digest that stays the same when a backend asks the same question again. It ignores _meta and the id
-// of an elicitation, also where the elicitation's URL contains the id.
+// QuestionDigest returns a digest of a question's params that stays the same when a backend asks the question again. It ignores _meta and
+// the id of an elicitation, also where the elicitation's URL contains the id.
 func QuestionDigest(params json.RawMessage) string {
 	id, _ := jsonrpc.String(jsonrpc.Member(params, "elicitationId"))
 	params = jsonrpc.Without(params, func(name string) bool { return name == "_meta" || name == "elicitationId" })
@@ -333,8 +335,8 @@ func QuestionDigest(params json.RawMessage) string {
 	return Digest(params)
 }
 
-// AppendInput appends a backend's request to the object inputRequests. It removes the progress token, because the gateway
-// reports no progress between rounds, and the elicitationId, which 2026-07-28 does not have.
+// AppendInput appends a backend's question to the object inputRequests of an input_required result. It removes the progress token,
+// because the gateway reports no progress between rounds, and the elicitationId, which 2026-07-28 does not have.
 func AppendInput(b []byte, key, method string, params json.RawMessage) []byte {
 	if len(b) > 1 {
 		b = append(b, ',')
@@ -350,11 +352,12 @@ func AppendInput(b []byte, key, method string, params json.RawMessage) []byte {
 	return append(b, '}')
 }
 
-// Need is a client capability that a request needs, such as "elicitation.url". It is empty if the request needs none.
+// Need is a client capability that a backend's question needs, such as "elicitation.url". It is empty if the question needs no
+// capability.
 type Need string
 
-// FindMissing returns the capability that a request to the client needs but the client has not declared, or "". If there is no capability
-// for the method, it returns the method.
+// FindMissing returns the capability that a question needs but the client has not declared, or "". If there is no capability for the
+// method, it returns the method.
 func FindMissing(capabilities json.RawMessage, method string, params json.RawMessage) Need {
 	switch method {
 	case spec.MethodRoots:
@@ -416,7 +419,7 @@ func WithoutClientTasks(capabilities json.RawMessage) json.RawMessage {
 	return jsonrpc.Without(capabilities, func(name string) bool { return name == "tasks" })
 }
 
-// MissingTasks returns the error of a request that needs the tasks extension, which the client has not declared.
+// MissingTasks returns the error for a request that needs the tasks extension although the client has not declared it.
 func MissingTasks() *jsonrpc.Error {
 	return &jsonrpc.Error{
 		Code: spec.CodeMissingCapability, Message: "the request needs the extension " + spec.TasksExtension + ", which the client does not declare",
@@ -424,7 +427,7 @@ func MissingTasks() *jsonrpc.Error {
 	}
 }
 
-// NewMissingError returns the error of a call that needs capabilities that the client has not declared.
+// NewMissingError returns the error for a call that needs client capabilities which the client has not declared.
 func NewMissingError(backend string, needs []Need) *jsonrpc.Error {
 	required := map[string]map[string]struct{}{}
 	for _, n := range needs {
