@@ -27,22 +27,23 @@ import (
 type Adapter struct {
 	Name    string  `yaml:"name"`
 	Publish Request `yaml:"publish"`
-	// Array is true if the sender accepts a JSON array of publish bodies in one request. Otherwise, a batch is sent as one request
-	// per event.
+	// Array is true if the sender accepts a request with a JSON array of events. Otherwise, each event of a batch is sent in its own
+	// request.
 	Array bool `yaml:"array"`
-	// Register is sent for each endpoint before the first event. If it is nil, register the endpoints with the sender before the run.
-	// Their URLs are http://RECEIVER/endpoint/N with N from 0 to URIs × subscribers - 1, and endpoint N subscribes to the URI with the
-	// number N modulo URIs.
+	// Register is the request that registers an endpoint with the sender. It is sent for each endpoint before the first event.
+	//
+	// If it is nil, register the endpoints yourself before the run. Their URLs are http://RECEIVER/endpoint/N, with N from 0 to URIs ×
+	// subscribers - 1. Endpoint N subscribes to the URI with the number N modulo URIs.
 	Register *Request `yaml:"register"`
-	// Secret is a JSON Pointer to the endpoint's secret in the answer to Register. If it is set, the receiver verifies one signature
-	// in 64. The signatures must have the format of Standard Webhooks.
+	// Secret is a JSON Pointer to the endpoint's secret in the response to Register. If it is set, the receiver verifies one of 64
+	// signatures. The signatures must have the format of Standard Webhooks.
 	Secret   string   `yaml:"secret"`
 	Received Received `yaml:"received"`
-	// PID is the id of the sender's process, whose CPU time and memory are measured. 0 means that they are not measured.
+	// PID is the id of the sender's process, whose CPU time and memory are measured. If it is 0, they are not measured.
 	PID int `yaml:"pid"`
 }
 
-// Request is an HTTP POST request whose texts may contain variables, see [Adapter].
+// Request is an HTTP POST request. Its texts may contain variables, see [Adapter].
 type Request struct {
 	URL     string            `yaml:"url"`
 	Headers map[string]string `yaml:"headers"`
@@ -51,10 +52,10 @@ type Request struct {
 	sign *signature // nil if the sender accepts unsigned requests
 }
 
-// signature describes a header that contains a prefix and the HMAC-SHA256 of the request's body, in hexadecimal.
+// signature describes a signature header of a request: a prefix, and the HMAC-SHA256 of the body in hexadecimal.
 type signature struct{ header, prefix, secret string }
 
-// Received says where a webhook contains the event's id: in a header, or in the body at a JSON Pointer.
+// Received says where a webhook contains the event's id: in a header, or at a JSON Pointer in the body.
 type Received struct {
 	Header  string `yaml:"header"`
 	Pointer string `yaml:"pointer"`
@@ -135,7 +136,7 @@ type values struct {
 	n                        int
 }
 
-// append appends the text to b, with the values of its variables. Unknown variables stay as they are.
+// append appends the text to b. It replaces variables with their values. Unknown variables stay as they are.
 func (t template) append(b []byte, v values) []byte {
 	for _, p := range t {
 		b = append(b, p.text...)
@@ -158,7 +159,7 @@ func (t template) append(b []byte, v values) []byte {
 	return b
 }
 
-// request is a [Request] whose texts are parsed.
+// request is a [Request] whose texts are parsed into templates.
 type request struct {
 	url              template
 	fixed            *url.URL // the parsed URL, if it has no variables
@@ -175,7 +176,8 @@ func (r Request) ready() *request {
 	return q
 }
 
-// post sends one HTTP request and returns the body of the answer. If array is true, the request has an element for each of the values.
+// post sends one HTTP request, and returns the body of the response. If the parameter array is true, the request has an array with an
+// element for each of the values.
 func (q *request) post(c poster, array bool, all ...values) ([]byte, error) {
 	target := q.fixed
 	if target == nil {
@@ -215,7 +217,7 @@ func text(doc []byte, pointer string) string {
 	return s
 }
 
-// own returns the adapter for this project's server.
+// own returns the adapter for the server of this project.
 func own(server, token string) Adapter {
 	headers := map[string]string{}
 	if token != "" {

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// backend is an MCP server of both revisions that does almost no work, so that a benchmark measures the gateway.
+// backend is an MCP server that does almost no work, so that the benchmark measures the gateway. It supports the revisions 2025-11-25 and
+// 2026-07-28.
 type backend struct {
 	server *httptest.Server
 
@@ -28,7 +29,7 @@ func (b *backend) close() {
 	b.server.Close()
 }
 
-// changed notifies all open streams of a change of the backend's tools. It returns the number of streams.
+// changed notifies all open streams of a change of the backend's tools. It returns the number of notified streams.
 func (b *backend) changed() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -93,7 +94,7 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// stream sends a notification for each change of the backend's tools.
+// stream opens a stream, on which it sends a notification for each change of the backend's tools.
 func (b *backend) stream(w http.ResponseWriter, r *http.Request) {
 	changes := make(chan struct{}, 16)
 	b.mu.Lock()

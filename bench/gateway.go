@@ -19,19 +19,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/progress"
 )
 
-// bothRevisions is a configuration with the same backend twice: as b25 with revision 2025-11-25, and as b26 with revision 2026-07-28.
-// gatewayConfig also has a backend that sends events.
+// bothRevisions is a configuration with the same backend twice: as b25 with revision 2025-11-25 of MCP, and as b26 with revision
+// 2026-07-28. The configuration gatewayConfig also has a backend that sends events.
 const bothRevisions = "backends:\n  - {name: b25, prefix: b25_, url: %q, protocolVersion: 2025-11-25}\n  - {name: b26, prefix: b26_, url: %[1]q, protocolVersion: 2026-07-28}\n"
 
 const gatewayConfig = bothRevisions + "  - {name: events, prefix: " + eventsPrefix + ", url: %q}\nquotas:\n  - {workspace: default, sessions: %d}\n"
 
-// Gateway puts a backend behind a server, and measures:
+// Gateway puts a backend behind the gateway of a server, and measures:
 //
-//   - the time that the gateway adds to a call and to its progress messages (direct calls to the backend and calls through the gateway
+//   - how much longer a call and its progress messages take through the gateway than directly (direct calls and calls through the gateway
 //     alternate),
 //   - how long a change of the backend's tools takes to reach many streams,
-//   - the time that the gateway adds to an event of a backend, and
-//   - the memory of idle sessions.
+//   - how much longer an event of a backend takes through the gateway, and
+//   - how much memory idle sessions need.
 func Gateway(ctx context.Context, o Options, calls, sessions int, w io.Writer) error {
 	if o.Server != "" || calls < 20 {
 		return fault.New(fault.Invalid, "--gateway measures a server of its own, with 20 --calls or more")
@@ -52,7 +52,7 @@ func Gateway(ctx context.Context, o Options, calls, sessions int, w io.Writer) e
 		return err
 	}
 	defer s.stop()
-	// Measure sessions first. Later they would use memory that the server has freed, and seem to need less.
+	// Measure the sessions first. Later, they would use memory that the server has freed, and would seem to need less.
 	idle, err := o.idleSessions(ctx, s, sessions)
 	if err != nil {
 		return err
@@ -81,14 +81,14 @@ func Gateway(ctx context.Context, o Options, calls, sessions int, w io.Writer) e
 	return err
 }
 
-// through is a server whose gateway is in front of a backend. The report shows its name, which is empty except for the program of
-// [Options.Against].
+// through is a server whose gateway is in front of a backend. The name in it is shown in the report. It is empty for the measured server,
+// and set for the server of [Options.Against].
 type through struct {
 	url, name string
 	backend   *backend
 }
 
-// against starts the program of [Options.Against]. The caller must call end, also after an error.
+// against starts the server of [Options.Against]. The caller must call the function end, even after an error.
 func (o Options) against(ctx context.Context) (other through, end func(), err error) {
 	b := newBackend()
 	o.Data, o.Profile, o.Serve = "", "", append([]string{o.Against}, o.Serve[1:]...)
@@ -105,7 +105,7 @@ const (
 	progressSteps = 20
 )
 
-// gateway measures each server with calls, progress messages and changes of the backend's tools. It compares the calls and progress
+// gateway measures calls, progress messages and changes of the backend's tools with each server. It compares the calls and progress
 // messages with direct calls to the backend. It returns the lines of the report.
 func (o Options) gateway(ctx context.Context, servers []through, calls int) (report []string, err error) {
 	var done atomic.Int64
@@ -172,7 +172,7 @@ func (o Options) gateway(ctx context.Context, servers []through, calls int) (rep
 	return report, nil
 }
 
-// compared describes the percentiles of the times without the gateway and with it.
+// compared returns a text with the percentiles of two lists of times: for direct calls, and for calls through the gateway.
 func compared(direct, over []time.Duration) string {
 	slices.Sort(direct)
 	slices.Sort(over)
@@ -224,7 +224,8 @@ func (c *toolCaller) post(ctx context.Context, body string) (*http.Response, err
 	return resp, fault.Wrap(fault.Unavailable, err, "call %s", c.url)
 }
 
-// call calls the tool. It returns how long each progress message took to arrive or, if steps is 0, how long the call took.
+// call calls the tool once. If steps is 0, it returns how long the call took. Otherwise the call has that many progress messages, and
+// call returns how long each of them took to arrive.
 func (c *toolCaller) call(ctx context.Context, steps int) (took []time.Duration, err error) {
 	c.last++
 	meta := `"progressToken":1`
@@ -271,7 +272,7 @@ const (
 
 var gatewayClient = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: callTimeout}
 
-// changes measures how long it takes until many open streams have received the notification that a backend's list of tools has changed.
+// changes measures how long it takes until many open streams have received the notification that the backend's list of tools has changed.
 func changes(ctx context.Context, s through, done *atomic.Int64, say func(string, ...any)) error {
 	arrived, end, err := listens(ctx, s.url, changeStreams, "notifications/tools/list_changed", func(int) string { return `{"toolsListChanged":true}` }, new(atomic.Int64))
 	defer end()
@@ -311,7 +312,7 @@ const (
 	warmEvents = 50
 )
 
-// backendEvents compares how long events of a backend take to reach a stream of the backend and of the gateway.
+// backendEvents compares how long events of a backend take to reach a stream of the backend itself, and a stream of the gateway.
 func (o Options) backendEvents(ctx context.Context, backend *server, gateway string, count int) (string, error) {
 	direct, end, err := openStream(ctx, backend.url, eventName)
 	if err != nil {
@@ -350,7 +351,7 @@ func (o Options) backendEvents(ctx context.Context, backend *server, gateway str
 	return fmt.Sprintf("events of a backend, one at a time, %d\n  stream of 2026-07-28                           %s", count, compared(before, after)), nil
 }
 
-// openStream subscribes to an event type as soon as the server lists it.
+// openStream opens a stream for an event type, as soon as the server lists the event type.
 func openStream(ctx context.Context, server, name string) (arrived <-chan time.Time, end func(), err error) {
 	c, err := client.Connect(ctx, server, client.Options{Agent: "bench/1", Revision: "2026-07-28"})
 	if err != nil {
@@ -376,7 +377,7 @@ func openStream(ctx context.Context, server, name string) (arrived <-chan time.T
 	return times, func() { _ = c.Close() }, err
 }
 
-// idleSessions measures how much memory idle sessions of revision 2025-11-25 need. It returns a line for the report.
+// idleSessions measures how much memory idle sessions of revision 2025-11-25 of MCP need. It returns a line for the report.
 func (o Options) idleSessions(ctx context.Context, s *server, count int) (string, error) {
 	if count == 0 {
 		return "", nil

@@ -15,10 +15,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// This file has as much of HTTP/1.1 as the driver and the receiver need. net/http would use a third of the measured CPU time, because it
-// wakes two goroutines for each request on both sides.
+// This file implements the part of HTTP/1.1 that the driver and the receiver need. net/http would use a third of the measured CPU time,
+// because it wakes two goroutines for each request on both sides.
 
-// message is a request or a response, which is valid until the next message is read.
+// message is a request or a response. It is valid until the next message is read.
 type message struct {
 	head    []byte // the first line and the headers, a line each
 	body    []byte
@@ -53,7 +53,7 @@ func (m *message) read(r *bufio.Reader) error {
 	return m.readBody(r)
 }
 
-// readFraming reads a header that says where the message ends, or whether the connection stays open. It ignores other headers.
+// readFraming reads a header that says where the message ends, or whether the connection stays open. It ignores all other headers.
 func (m *message) readFraming(line []byte) (err error) {
 	switch value, name := header(line); {
 	case is(name, "content-length"):
@@ -123,7 +123,8 @@ func (m *message) status() int {
 	return n
 }
 
-// poster posts a body over one connection, and returns the answer, which is valid until the next call. Lines of head end with CRLF.
+// poster sends POST requests over one connection. It returns the response, which is valid until the next call. The lines of the parameter
+// head end with CRLF.
 type poster interface {
 	post(target *url.URL, head, body []byte) ([]byte, error)
 	close()

@@ -19,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// receiver answers requests to /endpoint/N, and never answers requests to /hang/N.
+// receiver is an HTTP server that receives webhooks. It answers requests to /endpoint/N, and never answers requests to /hang/N.
 type receiver struct {
 	std       bool // receive with net/http
 	listeners []net.Listener
@@ -44,7 +44,8 @@ type received struct {
 const (
 	endpointPath = "/endpoint/"
 	hangPath     = "/hang/"
-	// verifyEvery is how many webhooks arrive for each verified signature. Verifying all would add much to the measured CPU time.
+	// verifyEvery is how many webhooks arrive for each signature that the receiver verifies. If it verified all of them, this would add
+	// much to the measured CPU time.
 	verifyEvery = 64
 )
 
@@ -80,7 +81,7 @@ func (r *receiver) listen(addr string) (origin string, err error) {
 
 func (r *receiver) origin() string { return "http://" + r.listeners[0].Addr().String() }
 
-// close stops the receiver and closes all connections, even if their requests hang.
+// close stops the receiver and closes all connections, including those of requests that hang.
 func (r *receiver) close() {
 	for _, l := range r.listeners {
 		_ = l.Close()
@@ -98,7 +99,7 @@ func (r *receiver) close() {
 	r.running.Wait()
 }
 
-// letGo closes the connections of all requests that hang.
+// letGo closes the connections of all requests to /hang/N.
 func (r *receiver) letGo() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -106,7 +107,7 @@ func (r *receiver) letGo() {
 	r.hung = make(chan struct{})
 }
 
-// admit records a connection, unless the receiver is closed.
+// admit records a new connection. It returns false if the receiver is closed.
 func (r *receiver) admit(conn net.Conn) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -142,7 +143,7 @@ func (r *receiver) serve(conn net.Conn) {
 	}
 }
 
-// ServeHTTP receives webhooks if the benchmark uses [ClientStd].
+// ServeHTTP receives webhooks if the benchmark uses [ClientStd], which means net/http.
 func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	m := message{head: []byte(req.Method + " " + req.URL.Path + " " + req.Proto + "\n")}
 	for name, values := range req.Header {
@@ -155,8 +156,8 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// take records a webhook, and waits for the configured delay of the answer. verify says whether to check the signature. take returns
-// false if the receiver must close the connection without an answer, for example because the endpoint hangs.
+// take records a webhook, and waits for the configured delay of the response. If the parameter verify is true, it checks the signature.
+// It returns false if the receiver must close the connection without a response, for example because the endpoint hangs.
 func (r *receiver) take(m *message, verify bool) bool {
 	at := time.Now()
 	if hangs(m.start()) {
@@ -176,7 +177,7 @@ func (r *receiver) take(m *message, verify bool) bool {
 	return r.wait(run.delay)
 }
 
-// wait returns false if [receiver.close] or [receiver.letGo] is called meanwhile.
+// wait waits for the time delay. It returns false if [receiver.close] or [receiver.letGo] is called meanwhile.
 func (r *receiver) wait(delay time.Duration) bool {
 	if delay == 0 {
 		return true
@@ -235,7 +236,7 @@ func (r *received) note(m *message, at time.Time, verify bool) {
 	}
 }
 
-// ledger records which deliveries of a run have arrived, and how long they took. Its methods may be called concurrently.
+// ledger records which deliveries of a run have arrived, and how long each took. Its methods may be called concurrently.
 type ledger struct {
 	prefix      string // the prefix of the event ids of this run
 	subscribers int
@@ -266,8 +267,8 @@ func newLedger(prefix string, s Shape, secrets []string) *ledger {
 
 func (l *ledger) id(n int) string { return l.prefix + strconv.Itoa(n) }
 
-// publishing records when event n is sent or, with a fixed rate, when it should be sent. So if an event is sent late because the server
-// was slow to accept the previous events, the delay counts as part of the event's latency.
+// publishing records when event n is sent. With a fixed rate, this is the time at which the event should be sent. So if the server
+// accepts events too slowly, the delay counts as part of the latency of the later events.
 func (l *ledger) publishing(n int, at time.Time) { l.sent[n].Store(int64(at.Sub(l.began))) }
 
 // arrive records that an endpoint has received an event. It ignores events of other runs.

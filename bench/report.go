@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Report holds the measurements of a run.
+// Report has the results of a benchmark.
 type Report struct {
 	At      time.Time `json:"at"`
 	Shape   Shape     `json:"shape"`
@@ -32,7 +32,7 @@ type Machine struct {
 	FsyncP99 float64 `json:"fsyncP99Millis"`
 }
 
-// Result holds the measurements of one sender under the load of [Report.Shape].
+// Result has the measurements of one sender under the load [Report.Shape].
 type Result struct {
 	Sender  string `json:"sender"`
 	Hanging int    `json:"hanging"` // further endpoints that hang, which no other figure counts
@@ -42,14 +42,14 @@ type Result struct {
 	PublishedPerSecond float64 `json:"publishedPerSecond"`
 	DeliveredPerSecond float64 `json:"deliveredPerSecond"` // first publish to last arrival
 
-	// SenderCPU and DriverCPU are the CPU times of the sender and of this process, which publishes and receives. CPUPer10k is the
-	// sum of both per 10,000 deliveries. The pointers are nil if the CPU time of the sender is unknown.
+	// SenderCPU is the CPU time of the sender. DriverCPU is the CPU time of this process, which publishes events and receives webhooks.
+	// CPUPer10k is the sum of both per 10,000 deliveries. The pointers are nil if the CPU time of the sender is unknown.
 	SenderCPU       *float64 `json:"senderCPUSeconds"`
 	DriverCPU       float64  `json:"driverCPUSeconds"`
 	CPUPer10k       *float64 `json:"cpuSecondsPer10k"`
 	SenderCPUPer10k *float64 `json:"senderCPUSecondsPer10k"`
 	PeakRSS         int64    `json:"peakRSSBytes,omitempty"` // of the sender, since it began
-	// SourceRatio is set if the previous result is for events from a source, and this one for the same events from POST /events. It
+	// SourceRatio is set if this result is for events from POST /events, and the previous result is for the same events from a source. It
 	// is the sender's CPU time per delivery in the previous result, divided by the sender's CPU time per delivery in this result.
 	SourceRatio *float64 `json:"sourceCPURatio,omitempty"`
 
@@ -67,7 +67,7 @@ type Result struct {
 	all []time.Duration
 }
 
-// Latency has percentiles in milliseconds, by nearest rank.
+// Latency has percentiles of the latency, in milliseconds (nearest rank).
 type Latency struct {
 	P50 float64 `json:"p50"`
 	P90 float64 `json:"p90"`
@@ -128,7 +128,7 @@ func (p *pass) result(l *ledger, before, after sample, publishing time.Duration)
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// Err returns an error if deliveries were lost or wrong.
+// Err returns an error if deliveries were lost, or had wrong signatures.
 func (r Report) Err() error {
 	for _, x := range r.Results {
 		if x.Lost > 0 || x.Forged > 0 || x.Strange > 0 {
@@ -139,8 +139,8 @@ func (r Report) Err() error {
 	return nil
 }
 
-// WriteTo calls f with a writer to the file with the given name. If the name is -, f writes to standard output. If the name is empty,
-// WriteTo does nothing.
+// WriteTo creates a file and calls the function f with a writer to it. If the name is -, f writes to standard output. If the name is
+// empty, WriteTo does nothing.
 func WriteTo(name string, stdout io.Writer, f func(io.Writer) error) error {
 	switch name {
 	case "":
@@ -166,8 +166,8 @@ func (r Report) WriteJSON(w io.Writer) error {
 	return e.Encode(r)
 }
 
-// ratio describes how many times longer the 99th percentile of the latency is with hanging endpoints than without. It is unknown if
-// deliveries were lost, because a lost delivery has no latency.
+// ratio returns a text that says how many times longer the 99th percentile of the latency is with hanging endpoints than without. The
+// ratio is unknown if deliveries were lost, because a lost delivery has no latency.
 func ratio(with, without Result) string {
 	if with.Lost > 0 || without.Latency.P99 == 0 {
 		return "unknown: deliveries are lost"
@@ -219,10 +219,10 @@ func (r Report) WriteText(w io.Writer) error {
 	return err
 }
 
-// percentiles are on the horizontal axis of the chart.
+// percentiles has the values on the horizontal axis of the chart.
 var percentiles = []float64{50, 75, 90, 95, 99, 99.9, 100}
 
-// WriteSVG draws a chart of the latencies by percentile.
+// WriteSVG draws a chart with the latency at each percentile.
 func (r Report) WriteSVG(w io.Writer) error {
 	c := chart.Chart{
 		Title: "Publish to arrival: " + r.Shape.String(), TitleStyle: chart.Style{FontSize: 10},

@@ -1,11 +1,12 @@
-// Package bench measures senders of webhooks: this project's server, which it starts as a separate process, and other senders through an
-// [Adapter]. The same driver publishes to all of them, and the same receiver receives their webhooks, so that results can be compared.
+// Package bench measures senders of webhooks: the server of this project, which it starts as a separate process, and other senders
+// through an [Adapter]. The same driver publishes to all senders, and the same receiver receives their webhooks, so that results can be
+// compared.
 //
 //	driver ── POST, --publishers connections ──▶ server under test ── webhooks ──▶ receiver ──▶ ledger
 //	  └── when was event n sent? ─────────────────────────────────────────────────────────────────┘
 //
-// The CPU time per 10,000 deliveries includes the driver and the receiver, so they do little work: they have their own HTTP/1.1 code, keep
-// connections open, and verify only one signature in 64. Read [Shape] first, then [Run]. streams.go and gateway.go measure streams and the
+// The measured CPU time includes the driver and the receiver, so they do little work. They have their own HTTP/1.1 code, keep connections
+// open, and verify only one of 64 signatures. Read [Shape] first, then [Run]. The files streams.go and gateway.go measure streams and the
 // gateway.
 package bench
 
@@ -44,8 +45,8 @@ type Options struct {
 	env []string // environment variables of the started server, in addition to the inherited ones
 }
 
-// Run measures the server with the shape, then each adapter. With [Shape.Hang] it measures each of them without and then with hanging
-// endpoints.
+// Run measures the server of this project, and then the sender of each adapter, under the load of the shape. With [Shape.Hang], it
+// measures each of them without hanging endpoints first, and then with them.
 func Run(ctx context.Context, o Options) (Report, error) {
 	return o.report(ctx, func(ctx context.Context, r *receiver, report *Report) error {
 		for _, a := range append([]Adapter{{}}, o.Adapters...) {
@@ -57,7 +58,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	})
 }
 
-// report calls measure, and returns the report with the results that measure has added.
+// report calls the function measure, and returns the report to which measure has added its results.
 func (o Options) report(ctx context.Context, measure func(context.Context, *receiver, *Report) error) (Report, error) {
 	report := newReport(o)
 	if err := o.check(); err != nil {
@@ -74,7 +75,7 @@ func (o Options) report(ctx context.Context, measure func(context.Context, *rece
 	return report, err
 }
 
-// measure measures the sender of an adapter, or this project's server for the zero Adapter.
+// measure measures the sender of an adapter. For the zero Adapter, it measures the server of this project.
 func (o Options) measure(ctx context.Context, r *receiver, a Adapter, report *Report) (err error) {
 	s := &server{pid: a.PID}
 	if a.Name == "" {
@@ -140,8 +141,8 @@ func (p *pass) registerHanging(ctx context.Context) error {
 	}, func(int, []byte) error { return nil })
 }
 
-// register registers as many endpoints as the parameter count says, over eight connections. The function endpoint returns the values
-// for the registration of endpoint i. The function answered gets the number of an endpoint and the sender's answer to its
+// register registers endpoints, as many as the parameter count says, over eight connections. The function endpoint returns the values of
+// the variables in the registration of endpoint i. The function answered gets the number of an endpoint, and the sender's response to its
 // registration.
 func (p *pass) register(ctx context.Context, count int, endpoint func(int) values, answered func(int, []byte) error) error {
 	if p.adapter.Register == nil {
@@ -169,7 +170,7 @@ func (p *pass) register(ctx context.Context, count int, endpoint func(int) value
 	})
 }
 
-// together makes n concurrent calls of the function f. It returns the first error, which also cancels the contexts of the other
+// together makes n concurrent calls of the function f. It returns the first error. This error also cancels the contexts of the other
 // calls.
 func together(ctx context.Context, n int, f func(context.Context) error) error {
 	all, ctx := errgroup.WithContext(ctx)
@@ -179,12 +180,12 @@ func together(ctx context.Context, n int, f func(context.Context) error) error {
 	return all.Wait()
 }
 
-// trailing is how long the CPU time is measured after the last arrival, because a server may postpone work.
+// trailing is how long the CPU time is measured after the last webhook has arrived, because a server may postpone work.
 const trailing = 500 * time.Millisecond
 
 var runs atomic.Int64
 
-// run publishes the events, waits until they have arrived, and reports.
+// run publishes the events, waits until the webhooks have arrived, and adds a result to the report.
 func (p *pass) run(ctx context.Context, report *Report) error {
 	o := p.options
 	l := newLedger(fmt.Sprintf("bench-%d-%d-", os.Getpid(), runs.Add(1)), o.Shape, p.secrets)
@@ -264,7 +265,7 @@ func (p *pass) publish(ctx context.Context, l *ledger) error {
 	})
 }
 
-// post publishes the events in one request, or one by one.
+// post publishes the events, either in one request or each in its own request.
 func (p *pass) post(c poster, q *request, events []values) error {
 	if p.adapter.Array && len(events) > 1 {
 		_, err := q.post(c, true, events...)
@@ -285,7 +286,7 @@ func until(ctx context.Context, at time.Time) error {
 	return periodic.Sleep(ctx, time.Until(at))
 }
 
-// Shape describes a load. Only results with the same Shape can be compared.
+// Shape describes the load of a benchmark. Only results with the same Shape can be compared.
 type Shape struct {
 	Events      int  `json:"events"`
 	Batch       int  `json:"batch"`       // events per request
@@ -295,11 +296,12 @@ type Shape struct {
 	Subscribers int  `json:"subscribers"` // for each URI
 	Payload     int  `json:"payload"`     // bytes
 	Latency     bool `json:"latency"`     // publish each event only when the previous one has arrived everywhere
-	// Hang is the number of additional endpoints that never answer. Each subscribes to every URI. With HangOrigin, each of them has an
-	// origin (host and port) of its own. Otherwise they share the origin of the healthy endpoints. No result counts deliveries to them.
+	// Hang is the number of additional endpoints that never answer. Each of them subscribes to every URI, and results do not count
+	// deliveries to them. With HangOrigin, each has an origin (host and port) of its own. Otherwise they share the origin of the other
+	// endpoints.
 	Hang       int  `json:"hang"`
 	HangOrigin bool `json:"hangOrigin"`
-	// AnswerDelay is how long the healthy endpoints take to answer.
+	// AnswerDelay is how long the endpoints take to answer. It does not apply to endpoints that never answer.
 	AnswerDelay time.Duration `json:"answerDelayNs,omitempty"`
 	// Client is [ClientOwn] (the default) or [ClientStd].
 	Client string `json:"client,omitempty"`
@@ -310,7 +312,7 @@ const (
 	ClientStd = "net/http" // Go's, for a comparison that others can repeat with their own programs
 )
 
-// The ledger keeps four bytes in memory for each delivery.
+// maxDeliveries limits the number of deliveries, because the ledger needs four bytes of memory for each.
 const maxDeliveries = 100_000_000
 
 func (s Shape) check() error {
@@ -343,7 +345,7 @@ func (s Shape) endpoints() int { return s.Subscribers * s.URIs }
 
 func (s Shape) uri(i int) string { return "event://bench/" + strconv.Itoa(i%s.URIs) + "/tick" }
 
-// due returns when to send the request that begins with event n.
+// due returns when the driver should send the request that begins with event n.
 func (s Shape) due(started time.Time, n int) time.Time {
 	return started.Add(time.Duration(float64(n) / float64(s.Rate) * float64(time.Second)))
 }

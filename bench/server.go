@@ -30,14 +30,15 @@ const catalog = `events:
       properties: {filler: {type: string}}
 `
 
-// server is the measured process. If the benchmark did not start it, only url or pid is set.
+// server is the process that is measured. If the benchmark did not start it, only one of the fields url and pid is set.
 type server struct {
 	url, debug string
 	pid        int
 	stop       func()
 }
 
-// start starts the serve command on a free port, or returns o.Server. config is the content of a configuration file, and more has flags.
+// start starts the command serve on a free port, or returns the server at o.Server. The parameter config is the content of a
+// configuration file, and more has additional flags.
 func (o Options) start(ctx context.Context, config string, more ...string) (*server, error) {
 	if o.Server != "" {
 		return &server{url: o.Server, stop: func() {}}, nil
@@ -102,7 +103,7 @@ type storeCounts struct {
 	Written        int64 `json:"written_bytes"`
 }
 
-// counts returns the server's counters for its database, or nil if the server does not show them.
+// counts returns the server's counters for its database, or nil if the server does not show its counters.
 func (s *server) counts(ctx context.Context) *storeCounts {
 	var vars struct{ Database *storeCounts }
 	_ = json.Unmarshal(s.debugPage(ctx, "/debug/vars"), &vars)
@@ -133,15 +134,15 @@ func (s *server) debugPage(ctx context.Context, path string) []byte {
 	return b
 }
 
-// writeProfile writes a CPU profile of the next ten seconds to a file. It only prints errors, because the measurement is useful without
-// the profile.
+// writeProfile writes a CPU profile of the server for the next ten seconds to a file. It prints errors but does not return them, because
+// the measurement is useful without the profile.
 func (s *server) writeProfile(ctx context.Context, file string) {
 	if err := os.WriteFile(file, s.debugPage(ctx, "/debug/pprof/profile?seconds=10"), 0o600); err != nil {
 		fmt.Fprintf(os.Stderr, "write the profile: %v\n", err)
 	}
 }
 
-// cpuSeconds returns the CPU time that a process has used. It returns 0 on systems other than Linux.
+// cpuSeconds returns the CPU time that a process has used. On systems other than Linux, it returns 0.
 func cpuSeconds(pid int) float64 {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -157,7 +158,8 @@ func cpuSeconds(pid int) float64 {
 	return (user + system) / 100 // Linux counts in hundredths of a second
 }
 
-// memory returns a figure in bytes (Linux; 0 elsewhere), e.g. VmRSS for resident memory or VmHWM for its peak.
+// memory returns a figure about the memory of a process in bytes, for example VmRSS (resident memory) or VmHWM (its peak). On systems
+// other than Linux, it returns 0.
 func memory(pid int, figure string) int64 {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	for line := range strings.Lines(string(b)) {
@@ -169,7 +171,7 @@ func memory(pid int, figure string) int64 {
 	return 0
 }
 
-// fsyncTimes returns the sorted durations of 200 syncs of 4 KiB.
+// fsyncTimes returns the durations, in ascending order, of 200 fsyncs after a write of 4 KiB.
 func fsyncTimes(dir string) []time.Duration {
 	f, err := os.CreateTemp(dir, "mcpevents-fsync-")
 	if err != nil {

@@ -8,7 +8,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// This file compares a source with POST /events: first signed requests of GitHub, then the resulting events, published directly.
+// This file compares a source with POST /events. It sends signed requests, like the ones of GitHub, to a source. Then it publishes the
+// resulting events directly.
 
 const (
 	sourceVariable = "MCPEVENTS_BENCH_SOURCE_SECRET"
@@ -36,12 +37,12 @@ const (
           sha: /body/pull_request/head/sha
           sender: /body/sender/login
 `
-	// sourceData is the data of the event that the mapping creates from a request.
+	// sourceData is the data of the event that the source's mapping creates from a request.
 	sourceData = `{"action":"opened","author":"octocat","base":"main","draft":false,"filler":"It was slow.","head":"search","number":{{n}},` +
 		`"sender":"octocat","sha":"{{id}}","state":"open","title":"Mend the search","url":"https://github.com/acme/0/pull/{{n}}"}`
 )
 
-// Source measures requests of 1 KB and of 20 KB, such as GitHub sends.
+// Source measures a source with requests of 1 KB, and with requests of 20 KB such as GitHub sends.
 func Source(ctx context.Context, o Options) (Report, error) {
 	return o.report(ctx, func(ctx context.Context, r *receiver, report *Report) error {
 		if o.Server != "" || o.URIs != 1 || o.Batch != 1 || o.Hang != 0 {
@@ -66,7 +67,7 @@ func Source(ctx context.Context, o Options) (Report, error) {
 	})
 }
 
-// compareSource measures requests with the given body, and then POST /events with the resulting events.
+// compareSource measures requests to the source with the given body, and then POST /events with the resulting events.
 func (p *pass) compareSource(ctx context.Context, body string, report *Report) error {
 	direct := own(p.server.url, "")
 	source := direct
@@ -91,7 +92,8 @@ func (p *pass) compareSource(ctx context.Context, body string, report *Report) e
 	return nil
 }
 
-// pullRequest returns the body of GitHub's request about an opened pull request, with a number of links in four places.
+// pullRequest returns the body of a request that GitHub sends about an opened pull request. The parameter links is a number of links,
+// which appear in four places of the body.
 func pullRequest(links int) string {
 	var more strings.Builder
 	for i := range links {

@@ -20,10 +20,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/progress"
 )
 
-// quiet is how long the CPU time is measured while no event is published.
+// quiet is how long the CPU time of the streams is measured while no event is published.
 const quiet = 20 * time.Second
 
-// Streams measures the memory and CPU time of count open streams, and how long one event takes to reach all streams of its URI.
+// Streams measures how much memory and CPU time open streams need, and how long one event takes to reach all streams for its URI. The
+// parameter count is the number of streams.
 func Streams(ctx context.Context, o Options, count int, w io.Writer) error {
 	if err := o.check(); err != nil {
 		return err
@@ -87,7 +88,7 @@ func Streams(ctx context.Context, o Options, count int, w io.Writer) error {
 	return nil
 }
 
-// StreamLatency measures how long events take to reach a stream, one at a time.
+// StreamLatency measures how long an event takes to reach a stream, with one event at a time.
 func StreamLatency(ctx context.Context, o Options, w io.Writer) error {
 	if err := o.check(); err != nil {
 		return err
@@ -158,8 +159,8 @@ func (p *publisher) publish(n int) error {
 
 const listensAtOnce = 64
 
-// listens opens count streams, with filter(i) as the filter of stream i. The channel arrived receives the time of each message with the
-// method. listens counts the open streams in opened.
+// listens opens streams. The parameter count is their number, and filter(i) is the filter of stream i. The channel arrived receives the
+// time at which a message with the given method arrives on a stream. The parameter opened counts the open streams.
 func listens(ctx context.Context, server string, count int, method string, filter func(i int) string, opened *atomic.Int64) (arrived <-chan time.Time, end func(), err error) {
 	messages, conns := make(chan time.Time, count), make([]net.Conn, count)
 	all, ctx := errgroup.WithContext(ctx)
@@ -186,7 +187,7 @@ func listens(ctx context.Context, server string, count int, method string, filte
 	}, err
 }
 
-// updates opens streams for the shape's URIs in turn. See [listens].
+// updates opens streams for resource updates of the shape's URIs in turn. See [listens].
 func (o Options) updates(ctx context.Context, s *server, count int, opened *atomic.Int64) (arrived <-chan time.Time, end func(), err error) {
 	return listens(ctx, s.url, count, "notifications/resources/updated", func(i int) string {
 		return fmt.Sprintf(`{"resourceSubscriptions":[%q]}`, o.uri(i))

@@ -1,4 +1,4 @@
-// Package demo shows the product in a few seconds, with package client, as an application would use it.
+// Package demo is the command mcpevents demo. It shows the product in a few seconds, and uses package client as an application would.
 package demo
 
 import (
@@ -111,7 +111,7 @@ type way struct {
 	arrived        map[string]bool // the ids of the events that have arrived
 }
 
-// start starts the server without variables such as MCPEVENTS_AUTH, which would change how it runs.
+// start starts the server. It removes environment variables such as MCPEVENTS_AUTH, which would change how the server runs.
 func (d *demo) start(ctx context.Context) (*process.Server, error) {
 	cmd := exec.Command(d.serve[0], d.serve[1:]...)
 	for _, v := range os.Environ() {
@@ -137,7 +137,7 @@ func (d *demo) title(text string) {
 	d.print("\n%s\n", text)
 }
 
-// beginPublishing prints a title. The times of the steps after it count from now.
+// beginPublishing prints a title. The times that the demo prints from then on count from this moment.
 func (d *demo) beginPublishing(title string) {
 	d.title(title)
 	d.mu.Lock()
@@ -145,7 +145,7 @@ func (d *demo) beginPublishing(title string) {
 	d.began, d.sign = time.Now(), "+"
 }
 
-// print prints a text and keeps the first error in d.unwritten. The caller holds d.mu.
+// print prints a text. It stores the first error of a print in d.unwritten. The caller holds d.mu.
 func (d *demo) print(format string, args ...any) {
 	_, err := fmt.Fprintf(d.options.Out, format, args...)
 	d.unwritten = cmp.Or(d.unwritten, err)
@@ -183,7 +183,7 @@ func (d *demo) run(ctx context.Context) error {
 	return nil
 }
 
-// subscribe subscribes in one of the four ways, and records arrivals until the caller calls end.
+// subscribe subscribes in one of the four ways, and records the arriving events until the returned function end is called.
 func (d *demo) subscribe(ctx context.Context, w *way) (end func(), err error) {
 	hooks := &client.Handler{Log: d.options.Log}
 	stop := func() {}
@@ -225,7 +225,8 @@ func (d *demo) subscribe(ctx context.Context, w *way) (end func(), err error) {
 	}, nil
 }
 
-// record records an event, and prints it if it is the first one of this way. It also prints when all events have arrived.
+// record records that an event has arrived in one of the four ways. It prints the first event of each way, and prints when all events
+// have arrived.
 func (d *demo) record(w *way, e client.Event) {
 	d.mu.Lock()
 	before := len(w.arrived)
@@ -272,7 +273,8 @@ func (d *demo) publish(ctx context.Context, id string) error {
 	return err
 }
 
-// publishAndKill kills the server when some events have arrived everywhere, and starts it again.
+// publishAndKill publishes events. It kills the server when some of them have arrived in each of the four ways, and starts the server
+// again.
 func (d *demo) publishAndKill(ctx context.Context) error {
 	d.beginPublishing("Killing the server while 1,000 events are published")
 	work, working := errgroup.WithContext(ctx)

@@ -1,4 +1,4 @@
-// Package process runs servers as processes of their own.
+// Package process runs a server as a process of its own.
 package process
 
 import (
@@ -12,14 +12,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Server is a running server.
+// Server is a server that runs as a process.
 type Server struct {
 	cmd   *exec.Cmd
 	ended chan struct{}
 }
 
-// Start starts a server with the command cmd and waits until it is healthy. url must be the URL at which a server with the arguments of
-// cmd listens, e.g. http://127.0.0.1:8080. If ctx ends before, Start ends the server.
+// Start starts a server with the command cmd, and waits until the server is healthy. The parameter url must be the URL at which this
+// server listens, for example http://127.0.0.1:8080. If ctx ends before the server is healthy, Start ends the server.
 func Start(ctx context.Context, cmd *exec.Cmd, url string) (*Server, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "start the server")
