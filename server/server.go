@@ -1,5 +1,5 @@
-// Package server adds events to a Go program. It runs the whole product in the program's own process: the MCP endpoint,
-// the endpoint for publishers, the deliveries, the admin API and the console, with one SQLite file for the data.
+// Package server adds events to a Go program. It runs the whole product in the program's own process: the MCP endpoint, the endpoint for
+// publishers, the deliveries, the admin API and the console. The data is in one SQLite file.
 //
 //	s, err := server.New(ctx, server.Options{Addr: "127.0.0.1:8080", Data: "data", Catalog: catalog, Upstream: tools})
 //	if err != nil {
@@ -8,13 +8,14 @@
 //	defer s.Shutdown(context.Background())
 //	_, err = s.Publish(ctx, server.DefaultWorkspace, server.Event{URI: "event://orders/42/shipped", Data: data})
 //
-// Here, catalog is the text of a catalog file, tools is the program's own MCP server (an [http.Handler] for Streamable HTTP), and data is
-// the payload in JSON. A data directory belongs to one process at a time. The command mcpevents serve runs the same server.
+// In this example, catalog is the text of a catalog file, and data is a payload in JSON. The variable tools is the program's own MCP
+// server, an [http.Handler] for Streamable HTTP. Only one process at a time can use a data directory. The command mcpevents serve runs
+// the same server.
 //
 // # Errors
 //
-// Use [errors.Is] with the errors of this package, for example [ErrUnknownEvent]. The text of an error says what to
-// change.
+// Test for the errors of this package with [errors.Is], for example errors.Is(err, server.ErrUnknownEvent). The text of an error says
+// what to change.
 package server
 
 import (
@@ -42,101 +43,105 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 )
 
-// DefaultWorkspace is the workspace of all callers for which no other workspace is configured.
+// DefaultWorkspace is the workspace of all callers for whom the configuration names no other workspace.
 const DefaultWorkspace = auth.DefaultWorkspace
 
-// InMemory is the value of [Options.Data] for a server that keeps all data in memory and loses it when it ends.
+// InMemory is the value of [Options.Data] for a server that keeps all data in memory. The data is lost when the server ends.
 const InMemory = ":memory:"
 
-// The values of [Options.Auth].
+// These are the values of [Options.Auth].
 const (
 	// AuthNone lets every caller do everything. The server then listens only on loopback addresses.
 	AuthNone = "none"
-	// AuthKeys authenticates callers by the keys in [Options.Config].
+	// AuthKeys authenticates callers by the API keys in [Options.Config].
 	AuthKeys = "keys"
-	// AuthJWT authenticates callers by the JWTs that an authorization server issues. The setting jwt-issuer names that server.
+	// AuthJWT authenticates callers by access tokens (JWTs) from an authorization server, which the setting jwt-issuer names.
 	AuthJWT = "jwt"
 )
 
 var (
-	// ErrClosed is the error of [Server.Publish] when [Server.Shutdown] has closed the data directory, and of [Server.Reload] after
-	// a call of Shutdown.
+	// ErrClosed is the error of [Server.Publish] after [Server.Shutdown] has closed the data directory. [Server.Reload] returns it after
+	// any call of Shutdown.
 	ErrClosed = errors.New("the server is closed")
-	// ErrInvalid is the error of options, settings, events or files that are malformed or out of range.
+	// ErrInvalid is the error for options, settings, events or files that are malformed or out of range.
 	ErrInvalid error = fault.Invalid
-	// ErrUnknownEvent is the error of an event whose URI belongs to no event type of the workspace's catalog.
+	// ErrUnknownEvent is the error for an event whose URI belongs to no event type in the workspace's catalog.
 	ErrUnknownEvent error = fault.NotFound
-	// ErrSchema is the error of a payload that does not match the schema of its event type.
+	// ErrSchema is the error for a payload that does not match the JSON schema of its event type.
 	ErrSchema error = fault.Unprocessable
-	// ErrTooLarge is the error of a payload of more than 240 KiB, or of more than 1,000 events in one call.
+	// ErrTooLarge is the error for a payload of more than 240 KiB, and for more than 1,000 events in one call.
 	ErrTooLarge error = fault.TooLarge
-	// ErrUnavailable is the error of a failure that may pass, for example a full disk. Some events of the call may have
-	// been accepted. Publish them again with the same ids: the server drops repetitions within five minutes.
+	// ErrUnavailable is the error for a temporary failure, for example a full disk. Some events of the call may have been accepted.
+	// Publish the events again with the same ids. The server recognizes repeated events for five minutes.
 	ErrUnavailable error = fault.Unavailable
-	// ErrConflict is the error of a call that something else prevents, for example [New] while another process uses the
-	// data directory, or [Restore] into a directory that has data.
+	// ErrConflict is the error for a call that the present state does not allow, for example [New] while another process uses the data
+	// directory, or [Restore] into a directory that has data.
 	ErrConflict error = fault.Conflict
 )
 
 // Options configure a server. Data and Catalog are required.
 type Options struct {
-	// Addr is the address to listen on, for example 127.0.0.1:8080. If it is empty, the program serves [Server.Handler]
-	// itself and is responsible for restricting access to it.
+	// Addr is the address on which the server listens, for example 127.0.0.1:8080. If it is empty, the program serves [Server.Handler]
+	// itself, and must restrict the access to it.
 	Addr string
-	// AdminAddr is a separate address for the admin API and the console. If it is empty, they are served at Addr.
+	// AdminAddr is an address for the admin API and the console alone. If it is empty, they are served at Addr.
 	AdminAddr string
-	// Data is the directory of the database and the keys. New creates it. See also [InMemory].
+	// Data is the directory for the database and the keys. New creates it if necessary. See also [InMemory].
 	Data string
-	// Catalog declares the event types, in YAML (docs/reference/catalog.md).
+	// Catalog is the text of a catalog, which declares event types in YAML (docs/reference/catalog.md).
 	Catalog []byte
-	// Workspaces maps names of workspaces to their own catalogs. All other workspaces use Catalog.
+	// Workspaces has the catalogs of workspaces with a catalog of their own, by the name of the workspace. All other workspaces use
+	// Catalog.
 	Workspaces map[string][]byte
-	// Config holds keys, backends and sources, in YAML (docs/how-to/secure.md and docs/reference).
+	// Config is the text of a configuration with API keys, backends and sources, in YAML (docs/how-to/secure.md and docs/reference).
 	Config []byte
-	// Auth is [AuthNone], which is the default, [AuthKeys] or [AuthJWT].
+	// Auth says how callers are authenticated: [AuthNone] (the default), [AuthKeys] or [AuthJWT].
 	Auth string
-	// Settings holds the settings that differ from their defaults, by the names of the flags of mcpevents serve, for
-	// example {"quota": "50", "log-retention": "48h"} (docs/reference/settings.md). Instead of otlp-endpoint, use Metrics and Traces.
+	// Settings has the settings that differ from their defaults. The keys of the map are the names of flags of mcpevents serve, for
+	// example {"quota": "50", "log-retention": "48h"} (docs/reference/settings.md). Use Metrics and Traces instead of the setting
+	// otlp-endpoint.
 	Settings map[string]string
-	// Upstream is the program's own MCP server, as a handler of Streamable HTTP. Callers of the default workspace see its
-	// tools, prompts and resources together with the events. The server authenticates callers, so Upstream receives no
-	// credentials.
+	// Upstream is the program's own MCP server, as a handler for Streamable HTTP. Callers of the default workspace see its tools, prompts
+	// and resources together with the events. Requests to it carry no credentials, because this server has already authenticated the
+	// caller.
 	Upstream http.Handler
-	// AllowBreaking applies a changed catalog even if it ends live subscriptions. Otherwise such a catalog is refused.
+	// AllowBreaking accepts a changed catalog even if it ends live subscriptions. Without it, such a catalog is refused.
 	AllowBreaking bool
-	// LastSettings starts the server with the catalogs and the configuration that it used last if the new ones are
-	// refused. The server logs why, and GET /readyz reports it, until a [Server.Reload] succeeds.
+	// LastSettings lets the server start although the catalogs or the configuration were refused. It then uses the ones that it used
+	// last. The server logs the reason, and reports it in GET /readyz until a [Server.Reload] succeeds.
 	LastSettings bool
 	// Metrics are additional readers of the server's metrics, for example an OpenTelemetry exporter. GET /metrics works
 	// without them. The program that passes a reader shuts it down.
 	Metrics []sdk.Reader
-	// Traces receives the server's spans; nil records none. The program that passes it shuts it down.
+	// Traces receives the server's trace spans. If it is nil, there are no spans. The program that passes it shuts it down.
 	Traces oteltrace.TracerProvider
-	// Log receives the server's log; nil is [slog.Default].
+	// Log receives the server's log messages. If it is nil, the server uses [slog.Default].
 	Log *slog.Logger
 }
 
-// Event is an event to publish.
+// Event is an event for [Server.Publish].
 type Event struct {
 	// URI says what the event is about, for example event://orders/42/shipped. An event type of the catalog must match it.
 	URI string
-	// ID identifies the event, so that you can publish it again after an error without a duplicate. The server drops an event if it accepted
-	// one with the same URI and ID within the last five minutes. If ID is empty, the server gives the event a new id.
+	// ID identifies the event. If it is empty, the server gives the event a new id.
+	//
+	// After an error, publish the event again with the same URI and ID. The server drops it if it has accepted the same URI and ID within
+	// the last five minutes. So the event is not published twice.
 	ID string
-	// Time is when the event happened; the zero time is now.
+	// Time is when the event happened. The zero time means now.
 	Time time.Time
 	// Data is the payload, in JSON.
 	Data json.RawMessage
 }
 
-// Accepted identifies an accepted event.
+// Accepted identifies an event that the server has accepted and stored.
 type Accepted struct {
 	ID string
 	// URI is the event's URI in canonical form.
 	URI string
 }
 
-// Server is a running server, made by [New]. Its methods may be called concurrently. The zero value is a closed server.
+// Server is a running server, which [New] has started. Its methods may be called concurrently. The zero value acts as a closed server.
 type Server struct {
 	running *standalone.Server
 	auth    auth.Mode
@@ -157,8 +162,8 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	return &Server{running: running, auth: internal.Auth}, nil
 }
 
-// parse returns the options of package standalone. It returns no error for a malformed configuration or catalog, but sets SettingsError,
-// because with LastSettings the server starts nevertheless, and Reload applies the configuration even if a catalog is malformed.
+// parse returns the options for package standalone. A malformed configuration or catalog is not an error: parse sets SettingsError
+// instead. With LastSettings, the server starts nevertheless, and Reload applies the configuration even if a catalog is malformed.
 func (o Options) parse() (standalone.Options, error) {
 	out := standalone.Options{
 		Addr: o.Addr, AdminAddr: o.AdminAddr, Data: o.Data, Catalog: o.Catalog, CatalogName: "Catalog", Auth: auth.Mode(o.Auth),
@@ -199,15 +204,16 @@ func (s *Server) URL() string { return s.started().URL }
 // AdminURL returns the URL of the admin API and the console, without a path.
 func (s *Server) AdminURL() string { return s.started().AdminURL }
 
-// started returns the server that [New] has started. For the zero Server it returns a server without listeners.
+// started returns the server that [New] has started. For the zero Server, it returns a server that does not listen.
 func (s *Server) started() *standalone.Server {
 	return cmp.Or(s.running, &standalone.Server{})
 }
 
-// Handler returns the handler of /mcp, /events, /sources, /consent, /healthz, /readyz, /metrics, the paths below /.well-known
-// and, if [Options.AdminAddr] is empty, /admin and /console. Call [Server.Shutdown] before you shut down the HTTP server that
-// serves it, because that HTTP server waits for open streams. A middleware's response writer needs a method Flush or Unwrap, or
-// streams bring no events.
+// Handler returns an HTTP handler for the paths /mcp, /events, /sources, /consent, /healthz, /readyz, /metrics, and the paths below
+// /.well-known. If [Options.AdminAddr] is empty, it also serves /admin and /console.
+//
+// Call [Server.Shutdown] before you shut down the HTTP server that serves the handler, because that HTTP server waits for open streams.
+// If a middleware wraps the response writer, its writer needs a method Flush or Unwrap. Otherwise no events arrive on streams.
 func (s *Server) Handler() http.Handler {
 	if s.running == nil {
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -217,10 +223,12 @@ func (s *Server) Handler() http.Handler {
 	return s.running.Handler()
 }
 
-// Publish publishes events in a workspace and returns when they are on disk. It accepts all of them or none, unless the
-// error is [ErrUnavailable]. If there are several events, an error names a refused one, for example /4/data for the payload
-// of events[4]. The setting publish-rate does not limit Publish. The events belong to the trace of the OpenTelemetry
-// span in ctx, if there is one. During [Server.Shutdown], requests that still run can publish.
+// Publish publishes events in a workspace, and returns when the events are on disk. It accepts either all events or, with an error, no
+// event. Only if the error is [ErrUnavailable], it may have accepted some. If there are several events, the error names the refused one,
+// for example /4/data for the payload of events[4].
+//
+// The setting publish-rate does not limit Publish. If ctx has an OpenTelemetry span, the events belong to its trace. Until
+// [Server.Shutdown] has closed the data directory, requests that still run can publish.
 func (s *Server) Publish(ctx context.Context, workspace string, events ...Event) ([]Accepted, error) {
 	if s.running == nil {
 		return nil, ErrClosed
@@ -266,7 +274,7 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	return s.markClosed(s.running.Reload(ctx, internal))
 }
 
-// markClosed returns err, the error of a call. If the server was closed during the call, it returns an [ErrClosed] with the text of err
+// markClosed returns the error err of a call. If the server was closed during the call, it returns an [ErrClosed] with the text of err
 // instead.
 func (s *Server) markClosed(err error) error {
 	if err != nil && s.closed.Load() {
@@ -275,12 +283,14 @@ func (s *Server) markClosed(err error) error {
 	return err
 }
 
-// Served returns a channel that receives an error if a listener fails before [Server.Shutdown].
+// Served returns a channel that receives an error if a listener fails before [Server.Shutdown] is called.
 func (s *Server) Served() <-chan error { return s.started().Served() }
 
-// Shutdown ends streams, waits for running deliveries and closes the data directory. If ctx ends first, Shutdown cancels the
-// running deliveries and returns the error of ctx. The server repeats these deliveries after its next start. Accepted events
-// are never lost. Further calls wait for the first one and return the same error.
+// Shutdown ends open streams, waits for running deliveries, and closes the data directory. Accepted events are never lost. Further calls
+// of Shutdown wait for the first one and return the same error.
+//
+// If ctx ends first, Shutdown cancels the running deliveries and returns the error of ctx. The server repeats these deliveries after its
+// next start.
 func (s *Server) Shutdown(ctx context.Context) error {
 	if s.closed.Store(true); s.running == nil {
 		return nil
@@ -288,13 +298,13 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return s.running.Shutdown(ctx)
 }
 
-// Backup writes the database and the keys of a data directory to a new file. A server may be using the directory. Keep the
-// file secret, because its keys open all webhook secrets in the database.
+// Backup writes the database and the keys of a data directory to a new file. A server may use the directory meanwhile. Keep the file
+// secret, because its keys open all webhook secrets in the database.
 func Backup(ctx context.Context, data, file string) error {
 	return standalone.Backup(ctx, data, file, nil)
 }
 
-// Restore creates a data directory from a backup. It refuses a directory that has data.
+// Restore creates a data directory from a backup. It returns an error if the directory already has data.
 func Restore(ctx context.Context, file, data string) error {
 	return standalone.Restore(ctx, file, data, nil)
 }
