@@ -85,8 +85,8 @@ func (c *BenchCmd) Run(g *Globals) error {
 	if err == nil {
 		return nil
 	}
-	// Ctrl-C in a terminal also ends the benchmark's server, so a request may fail before ctx ends. Wait briefly, and then return the error
-	// of ctx instead.
+	// Ctrl-C in a terminal ends the benchmark's server, too. So a request may fail just before ctx ends. Wait briefly, and then return
+	// the error of ctx instead.
 	select {
 	case <-ctx.Done():
 		return ctx.Err()

@@ -93,8 +93,8 @@ func (c *CatalogCheckCmd) Run(g *Globals) error {
 	return nil
 }
 
-// declares reports whether a schema declares the member at a JSON pointer. It looks only at types, properties and items. If a part of the
-// schema has other keywords, for example $ref, it returns true, because they may declare the member.
+// declares reports whether a JSON schema declares the member at a JSON Pointer. It looks only at types, properties and items. If a part
+// of the schema has other keywords, for example $ref, it returns true, because they may declare the member.
 func declares(schema json.RawMessage, pointer string) bool {
 	path, _ := jsonpointer.Parse(pointer) // no error, because the pointer is from a valid catalog
 	for _, name := range path {
@@ -218,7 +218,7 @@ func printVersion(w io.Writer, what string, version int64, changed bool) {
 	fmt.Fprintf(w, "Version %d of %s is unchanged.\n", version, what)
 }
 
-// openTables returns a store with the tables of a deployment on AWS that the command uses.
+// openTables returns a store with the tables of a deployment on AWS. The parameter names has the names of the tables.
 func openTables(ctx context.Context, names map[store.Table]string) (store.DB, error) {
 	cfg, err := profile.Load(ctx)
 	if err != nil {
@@ -229,7 +229,8 @@ func openTables(ctx context.Context, names map[store.Table]string) (store.DB, er
 	}), nil
 }
 
-// explainTables adds the names of the tables to the error that one does not exist, because DynamoDB does not name it.
+// explainTables adds the names of the tables to the error that a table does not exist. The error of DynamoDB does not say which table is
+// missing.
 func explainTables(err error, names ...string) error {
 	if _, missing := errors.AsType[*types.ResourceNotFoundException](err); !missing {
 		return err

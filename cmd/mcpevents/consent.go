@@ -88,7 +88,7 @@ type provider struct {
 	Title       string   `json:"title,omitempty"`
 	Description string   `json:"description,omitempty"`
 	Receives    []string `json:"receives"`
-	// Consented is true if the latest decision is a consent to everything in Receives.
+	// Consented is true if the principal's latest decision is a consent to all kinds of messages in Receives.
 	Consented bool      `json:"consented"`
 	Consent   *decision `json:"consent"`
 }
@@ -112,7 +112,7 @@ type decision struct {
 	By    string    `json:"by"`
 }
 
-// request sends a request about consent. An empty provider means all providers.
+// request sends a request to the server's API for consents. An empty provider means all providers.
 func (c *consentFlags) request(ctx context.Context, method, provider string, out any) error {
 	s := c.server()
 	at, err := consentURL(s, provider, c.Principal)
@@ -131,7 +131,7 @@ func (c *consentFlags) request(ctx context.Context, method, provider string, out
 	return nil
 }
 
-// consentURL returns a URL such as https://events.example.com/consent/PROVIDER.
+// consentURL returns the URL for the consents of a principal, such as https://events.example.com/consent/PROVIDER.
 func consentURL(s httpcall.Server, provider, principal string) (string, error) {
 	if provider == "." || provider == ".." { // in a URL, these are steps in a path
 		return "", fault.New(fault.Invalid, "%q is not the name of a provider", provider)

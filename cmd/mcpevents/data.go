@@ -44,7 +44,7 @@ func (c *RestoreCmd) Run(g *Globals) error {
 	return err
 }
 
-// bar returns the writer for progress bars, or nil if standard error is not a terminal.
+// bar returns the writer to which commands draw progress bars, or nil if standard error is not a terminal.
 func (g *Globals) bar() io.Writer {
 	if !isTerminal(g.err) {
 		return nil
@@ -84,7 +84,8 @@ func (c *DropCmd) Run(g *Globals) error {
 	return nil
 }
 
-// explainKept returns a sentence that says why old keys are kept, or that there were none. It returns an empty text if all were removed.
+// explainKept returns a sentence that says why old sealing keys are kept, or that there were no old keys. If all old keys were removed,
+// it returns an empty text.
 func explainKept(old standalone.OldKeys) string {
 	switch {
 	case old.Kept > 0:

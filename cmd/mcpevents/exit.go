@@ -44,7 +44,8 @@ var exitCodes = map[fault.Kind]int{
 	fault.Unavailable:     exitUnavailable,
 }
 
-// plainMessages replace error messages of the command-line parser (kong) that users would not understand.
+// plainMessages has messages that replace error messages of the command-line parser (kong), where users would not understand the parser's
+// message.
 var plainMessages = []struct {
 	found *regexp.Regexp
 	say   string
@@ -59,7 +60,7 @@ var plainMessages = []struct {
 	{regexp.MustCompile(`parsing time (".*?")(?: as .*|: .*)$`), "$1 is not a time (RFC 3339, such as 2026-11-22T12:00:00Z)"},
 }
 
-// usage prints an error in the arguments and returns the exit code.
+// usage prints an error in the command-line arguments, and returns the exit code.
 func usage(w io.Writer, err error) int {
 	if isOutputError(err) { // --help could not print
 		return report(w, err)
@@ -89,7 +90,7 @@ func usage(w io.Writer, err error) int {
 	return exitUsage
 }
 
-// remedy returns advice to append to an error.
+// remedy returns advice for the user that is appended to the message of an error. It returns an empty text if there is no advice.
 func remedy(err error) string {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
@@ -100,8 +101,8 @@ func remedy(err error) string {
 	return ""
 }
 
-// report prints an error with its data and returns the exit code. Commands that run until they are interrupted, such as serve, return no
-// error then. Other commands return context.Canceled.
+// report prints an error and returns the exit code for it. If the user interrupts a command, the error is context.Canceled. Commands that
+// run until they are interrupted, such as serve, return no error then.
 func report(w io.Writer, err error) int {
 	if err == nil {
 		return exitDone
@@ -123,8 +124,8 @@ func report(w io.Writer, err error) int {
 	return exitCodes[fault.KindOf(err)]
 }
 
-// escapeControls escapes the control characters of an error except tabs and line breaks, because text from a server could otherwise change
-// the terminal, for example its title, or hide a part of the error.
+// escapeControls escapes the control characters in an error message, except tabs and line breaks. Text from a server could otherwise
+// change the terminal's title, for example, or hide a part of the message.
 func escapeControls(text string) string {
 	var b strings.Builder
 	for _, r := range text {

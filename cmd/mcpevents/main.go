@@ -1,4 +1,5 @@
-// Command mcpevents runs the stand-alone server and is the command line for servers anywhere. [CLI] and operate.Commands list the commands.
+// Command mcpevents runs the stand-alone server. It is also the command line for servers that run elsewhere. [CLI] and operate.Commands
+// list its commands.
 package main
 
 import (
@@ -46,7 +47,7 @@ type Globals struct {
 	out, err io.Writer
 }
 
-// CLI declares the commands for kong.
+// CLI declares the commands of mcpevents for the command-line parser kong.
 type CLI struct {
 	Globals
 
@@ -103,7 +104,7 @@ var groups = kong.ExplicitGroups([]kong.Group{
 	{Key: "operate", Title: "Operate a server:"},
 	{Key: "maintain", Title: "Maintain a stand-alone server:"},
 	{Key: "program", Title: "This program:"},
-	// The following groups are also the headings of docs/reference/settings.md.
+	// The titles of these groups of settings are also headings of docs/reference/settings.md.
 	{Key: "Access", Title: "Access:"},
 	{Key: "Limits", Title: "Limits:"},
 	{Key: "Events and deliveries", Title: "Events and deliveries:"},
@@ -112,7 +113,7 @@ var groups = kong.ExplicitGroups([]kong.Group{
 	{Key: "Operation", Title: "Operation:"},
 })
 
-// printHelp prints the commands of the program in groups, and the help of a command as kong does.
+// printHelp prints the commands of the program in groups. The help of a single command looks as kong prints it.
 func printHelp(o kong.HelpOptions, ctx *kong.Context) error {
 	if ctx.Selected() == nil {
 		o.NoExpandSubcommands, o.FlagsLast = true, true
@@ -161,7 +162,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	if err != nil {
 		return usage(stderr, err)
 	}
-	// kong accepts a group without one of its commands if the flags of the group have a method Run.
+	// If the flags of a group of commands have a method Run, kong accepts a command line that names only the group and no command in it.
 	if group := parsed.Selected(); group != nil && len(group.Children) > 0 {
 		var names []string
 		for _, command := range group.Children {
@@ -178,7 +179,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	return report(stderr, parsed.Run(&cli.Globals, t))
 }
 
-// rewrite turns customary spellings, such as --version, into arguments that the parser knows.
+// rewrite replaces customary spellings, such as --version, with arguments that the command-line parser accepts.
 func rewrite(args []string) []string {
 	switch {
 	case len(args) == 0:
@@ -191,9 +192,10 @@ func rewrite(args []string) []string {
 	return args
 }
 
-// unsetEmpty removes our environment variables that are set but empty, because kong would parse the empty text. For example, a compose file
-// with MCPEVENTS_QUOTA=${QUOTA} sets such a variable. On AWS, they count as missing, too. The exception is
-// MCPEVENTS_AUTH, because the default of --auth would switch authentication off.
+// unsetEmpty removes environment variables with our prefix that are set but empty, because kong would parse the empty text. For example,
+// a compose file with MCPEVENTS_QUOTA=${QUOTA} sets such a variable. On AWS, an empty variable counts as missing, too.
+//
+// unsetEmpty does not remove MCPEVENTS_AUTH, because the default of --auth would switch authentication off.
 func unsetEmpty() {
 	for _, v := range os.Environ() {
 		if name, value, _ := strings.Cut(v, "="); value == "" && strings.HasPrefix(name, config.EnvName("")) && name != config.EnvName("auth") {
@@ -202,9 +204,8 @@ func unsetEmpty() {
 	}
 }
 
-// findEmpty returns the name of a flag or an argument that was given an empty value although it needs one, for example because of
-// --data=$DATA with a variable that is not set. Otherwise many commands would use the current directory, or complain about a file without
-// a name.
+// findEmpty returns the name of a flag or argument that needs a value, but was given an empty one. For example, --data=$DATA is empty if
+// the variable is not set. Otherwise many commands would use the current directory, or complain about a file without a name.
 func findEmpty(parsed *kong.Context) string {
 	for _, p := range parsed.Path {
 		name, value := "", p.Positional
@@ -223,9 +224,9 @@ func findEmpty(parsed *kong.Context) string {
 	return ""
 }
 
-// environment gives every flag an environment variable, unless it declares one. The flags of serve are settings that the Lambda functions
-// have, too, so their variables are named only by the flag, for example MCPEVENTS_DATA. The variables of other commands contain the name of
-// the command, for example MCPEVENTS_PUBLISH_DATA, because --data means something else there.
+// environment gives every flag an environment variable, unless the flag declares its own. The flags of serve are also settings of the
+// Lambda functions, so their variables contain only the name of the flag, for example MCPEVENTS_DATA. The variables of other commands
+// also contain the name of the command, for example MCPEVENTS_PUBLISH_DATA, because --data has another meaning there.
 func environment() kong.Option {
 	var walk func(n *kong.Node, prefix string)
 	walk = func(n *kong.Node, prefix string) {
@@ -264,7 +265,7 @@ func isTerminal(w any) bool {
 	return ok && isatty.IsTerminal(f.Fd())
 }
 
-// terminalWidth returns the width of a terminal in characters, or 0.
+// terminalWidth returns the number of characters in a line of a terminal. It returns 0 if w is not a terminal.
 func terminalWidth(w any) int {
 	if f, ok := w.(*os.File); ok && isTerminal(w) {
 		width, _, _ := term.GetSize(int(f.Fd()))
@@ -273,14 +274,14 @@ func terminalWidth(w any) int {
 	return 0
 }
 
-// interruptible returns a context that ends with SIGINT or SIGTERM. A second signal ends the program.
+// interruptible returns a context that ends when the process gets SIGINT or SIGTERM. A second signal ends the process.
 func interruptible() (context.Context, context.CancelFunc) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	return ctx, stop
 }
 
-// executable returns the path of this program. Without /proc, it is the path that started the program.
+// executable returns the path of this program's file. On systems without /proc, it returns the path with which the program was started.
 func executable() string {
 	if path, err := os.Executable(); err == nil {
 		return path
@@ -297,7 +298,7 @@ func (r *Remote) server() httpcall.Server {
 	return httpcall.Server{URL: r.Server, Key: r.Key, Agent: agent()}
 }
 
-// HealthCmd is for the health check of the container image, which has no other program that can send a request.
+// HealthCmd is the command health, for the health check of a container. The container image has no other program that can send a request.
 type HealthCmd struct {
 	Remote
 	Timeout time.Duration `default:"3s" help:"How long to wait for the answer."`
@@ -324,7 +325,7 @@ func (c *HealthCmd) Run() error {
 	return fault.New(fault.Unavailable, "%s is not healthy: %s", url, cmp.Or(answer.Reason, fmt.Sprintf("HTTP %d", resp.StatusCode)))
 }
 
-// HelpCmd stands for "help" in the list of commands, see [rewrite].
+// HelpCmd shows "help" in the list of commands. [rewrite] replaces the command before it is parsed.
 type HelpCmd struct {
 	Command []string `arg:"" optional:"" help:"The command. Default: the program, with all commands."`
 }
@@ -366,7 +367,7 @@ func (c *DemoCmd) Run(g *Globals) error {
 	})
 }
 
-// CompletionCmd prints code for a shell that completes command lines. To find the next words, the code runs this program with the
+// CompletionCmd prints code for a shell that completes command lines. To find the next words, this code runs mcpevents with the
 // incomplete line in the environment variable COMP_LINE.
 type CompletionCmd struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: ${enum}."`
@@ -380,7 +381,7 @@ func (c *CompletionCmd) Help() string {
   fish  ~/.config/fish/config.fish  mcpevents completion fish | source`
 }
 
-// PROGRAM stands for the path of this program in quotes.
+// completions has the code for each shell. PROGRAM stands for the path of mcpevents in quotes.
 var completions = map[string]string{
 	"bash": "complete -o default -C PROGRAM mcpevents\n",
 	"zsh":  "autoload -U +X bashcompinit && bashcompinit\ncomplete -o default -C PROGRAM mcpevents\n",
@@ -398,7 +399,8 @@ func (c *CompletionCmd) Run(g *Globals) error {
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "find the path of this program")
 	}
-	// bash and zsh parse the path twice: when they read the script, and when they run the text after "complete -C". fish parses it only once.
+	// bash and zsh parse the path twice: when they read the code, and when they run the text after "complete -C". fish parses it only
+	// once.
 	quoted := "'" + strings.ReplaceAll(program, "'", `'\''`) + "'"
 	if c.Shell != "fish" {
 		quoted = `"` + quoted + `"`
@@ -430,7 +432,7 @@ func (c *McpCmd) Run(g *Globals) error {
 	return t.Serve(ctx, name, version, g.in, g.out)
 }
 
-// open opens a file. The parameter what is the kind of the file for error messages, for example "catalog".
+// open opens a file. The parameter what says what the file is, for error messages, for example "catalog".
 func open(what, path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -457,7 +459,7 @@ func read(what, path string) ([]byte, error) {
 	return b, fault.Wrap(fault.Invalid, err, "read the %s", what)
 }
 
-// readConfig returns nil for an empty path.
+// readConfig reads a configuration file. It returns nil if the path is empty.
 func readConfig(path string) (*config.Config, error) {
 	if path == "" {
 		return nil, nil

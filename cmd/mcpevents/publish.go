@@ -72,7 +72,8 @@ func (c *PublishCmd) Run(g *Globals) error {
 	return err
 }
 
-// acceptedPrinter prints each event as soon as it is accepted, on a line of its own or in one JSON document.
+// acceptedPrinter prints each event as soon as the server has accepted it: on a line of its own or, with --json, as an element of one
+// JSON document.
 type acceptedPrinter struct {
 	out    io.Writer
 	json   bool
@@ -110,7 +111,7 @@ func (p *acceptedPrinter) print(events []client.Accepted) error {
 
 const acceptedStart = `{"accepted":[`
 
-// end completes the document of --json, so that it is valid JSON even if an error ended the command.
+// end completes the JSON document of --json, so that the document is valid even if an error ended the command.
 func (p *acceptedPrinter) end() error {
 	if !p.json {
 		return nil
@@ -123,10 +124,11 @@ func (p *acceptedPrinter) end() error {
 	return err
 }
 
-// muchData is the size of the data, in bytes, from which the command shows progress.
+// muchData is the size of the data, in bytes, from which the command publish shows its progress.
 const muchData = 256 << 10
 
-// open opens the data of --data. size is its length in bytes, or 0 if that is unknown, as for standard input.
+// open opens the data of the flag --data. The result size is the length of the data in bytes. It is 0 if the length is unknown, as for
+// standard input.
 func (c *PublishCmd) open(g *Globals) (data io.ReadCloser, size int64, err error) {
 	switch {
 	case c.Data == "-":

@@ -37,8 +37,8 @@ type ServeCmd struct {
 	Debug string `name:"debug-addr" placeholder:"ADDR" group:"Operation" help:"Serve profiles (net/http/pprof) at this loopback address."`
 }
 
-// longestDrain is how long a shutdown waits for running requests and deliveries. It is as long as an attempt to send a
-// webhook may take by default. Service managers allow 30 s or more, and a server that is killed earlier loses no event.
+// longestDrain is how long a shutdown waits for running requests and deliveries. It is as long as an attempt to send a webhook may take
+// by default. Service managers allow 30 s or more for a shutdown. Even if a server is killed earlier, no event is lost.
 const longestDrain = 20 * time.Second
 
 func (c *ServeCmd) Run(g *Globals) error {
@@ -86,8 +86,8 @@ func (c *ServeCmd) Run(g *Globals) error {
 	return errors.Join(err, shutDown(e, longestDrain, s.Log))
 }
 
-// shutDown shuts a server down and waits at most for the duration longest. It returns no error if requests or deliveries were cut off
-// then, because no event is lost.
+// shutDown shuts a server down, and waits for at most the time longest. If requests or deliveries are still running then, they are cut
+// off. That is not an error, because no event is lost.
 func shutDown(e interface{ Shutdown(context.Context) error }, longest time.Duration, log *slog.Logger) error {
 	log.Info("draining", "for", longest.String())
 	ctx, cancel := context.WithTimeout(context.Background(), longest)
@@ -100,7 +100,8 @@ func shutDown(e interface{ Shutdown(context.Context) error }, longest time.Durat
 	return err
 }
 
-// settings returns the options of the server from the flags and files. If a file cannot be read, SettingsError says why.
+// settings returns the options of the server, from the flags and the files. If a file cannot be read, SettingsError in the options says
+// why.
 func (c *ServeCmd) settings() standalone.Options {
 	s := standalone.Options{
 		Addr: c.Addr, Data: c.Data, CatalogName: c.Catalog, Auth: auth.Mode(c.Auth), Limits: c.Limits,
@@ -122,12 +123,12 @@ func (c *ServeCmd) files() []string {
 	return paths
 }
 
-// reloadAgain is the pause before a failed reload is repeated.
+// reloadAgain is how long the server waits before it repeats a failed reload.
 const reloadAgain = 5 * time.Second
 
-// follow reloads the catalog and configuration files until ctx ends: whenever a file changes, and on SIGHUP. If a file is refused, the
-// server keeps its settings; see [standalone.Server.Reload]. If a reload fails for another reason, for example because the disk is
-// full, follow repeats it.
+// follow reloads the catalog and configuration files whenever a file changes, and on SIGHUP, until ctx ends. If a file is refused, the
+// server keeps its settings; see [standalone.Server.Reload]. If a reload fails for another reason, for example because the disk is full,
+// follow repeats it.
 func (c *ServeCmd) follow(ctx context.Context, e *standalone.Server, changed <-chan struct{}, hangup <-chan os.Signal, log *slog.Logger) {
 	var again <-chan time.Time
 	for {
