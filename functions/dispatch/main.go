@@ -1,5 +1,5 @@
-// Command dispatch is the function that signs and POSTs webhooks. A message in the deliveries queue is a page of first attempts: one
-// event for many subscriptions. A message in the slow queue is a single retry.
+// Command dispatch is the function that signs webhooks and sends them. A message in the deliveries queue is a page task: it sends one
+// event to a range of subscribers for the first time. A message in the slow queue is a single retry.
 package main
 
 import (
@@ -23,18 +23,20 @@ import (
 )
 
 const (
-	// concurrency is the maximum number of first attempts that a process runs concurrently.
+	// concurrency is the maximum number of first attempts that a process runs at the same time.
 	concurrency = 128
-	// patience is how long a page of first attempts waits for an endpoint's response before the delivery moves to the slow lane. When the
-	// batch is done, Lambda freezes the process, so dispatch then cancels the attempt, and the slow lane repeats it.
+	// patience is how long a page task waits for an endpoint's response to a first attempt. After that, the delivery moves to the slow
+	// lane, which is another queue. Lambda freezes the process at the end of a batch, so dispatch cancels the attempt then, and the slow
+	// lane repeats it.
 	patience = 3 * time.Second
-	// minWait replaces patience while batches quickly follow each other. The page then waits only for minWait, or for as long as
-	// the endpoint usually takes to answer if that is longer, or for half of slowAnswer if the endpoint has not answered before. A
-	// slower attempt continues in the background until patience is over. That works because Lambda freezes the process only briefly
+	// minWait replaces patience while batches follow each other quickly. The page task then waits for minWait, or longer if the endpoint
+	// usually takes longer to answer. If the endpoint has not answered this process before, it waits for half of slowAnswer.
+	//
+	// A slower attempt continues in the background until patience is over. That works because Lambda freezes the process only briefly
 	// between these batches.
 	minWait = 100 * time.Millisecond
-	// slowAnswer is the response time above which an endpoint counts as slow. Its further deliveries go to the slow
-	// lane, because a page occupies one of a few invocations until its slowest endpoint has responded.
+	// slowAnswer is the response time above which an endpoint counts as slow. Further events for the endpoint go to the slow lane.
+	// Otherwise a page task would occupy one of a few invocations until its slowest endpoint has responded.
 	slowAnswer = time.Second
 )
 

@@ -1,5 +1,5 @@
-// Command fanout is the function that writes accepted events to the log and passes them to the subscribers whose
-// patterns match.
+// Command fanout is the function that writes accepted events to the event log, finds the subscriptions whose patterns match, and passes
+// the events to dispatch.
 package main
 
 import (

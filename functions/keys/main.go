@@ -14,8 +14,8 @@ import (
 )
 
 func main() {
-	// Build the process only during an invocation, so that the handler can report a failure to CloudFormation, which would
-	// otherwise wait for an answer until its timeout.
+	// Build the process only during an invocation. The handler can then report a failure to CloudFormation, which would otherwise wait
+	// for an answer until its timeout.
 	handler := keyresource.Handler{
 		Open: func() (store.DB, sealing.Wrapper, error) {
 			p, err := boot.Build(0)

@@ -1,5 +1,5 @@
-// Command publish is the function that receives events through POST /events, from sources and from the inbox queue.
-// It puts valid events on the events queue.
+// Command publish is the function that accepts events: through POST /events, from sources, and from the inbox queue. It puts valid events
+// into the events queue.
 package main
 
 import (

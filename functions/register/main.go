@@ -1,5 +1,5 @@
-// Command register is the function that creates subscriptions. It serves resources/subscriptions/register and
-// events/subscribe. It can seal secrets but not open them.
+// Command register is the function that creates subscriptions. It serves resources/subscriptions/register and events/subscribe. It can
+// seal (encrypt) webhook secrets, but not open them.
 package main
 
 import (

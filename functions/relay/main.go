@@ -16,12 +16,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 )
 
-// shutdownTime limits how long the relay takes to shut down after SIGTERM. Lambda sends SIGKILL 500 ms after SIGTERM, so the
-// remaining time suffices to write the metrics.
+// shutdownTime limits how long the relay takes to shut down after SIGTERM. Lambda sends SIGKILL 500 ms after SIGTERM, so 100 ms remain
+// for writing the metrics.
 const shutdownTime = 400 * time.Millisecond
 
-// ignoreChanged does nothing. The relay calls it after it has stored changed event types of a backend, but on AWS the function retry
-// announces them to clients, as soon as all functions use them.
+// ignoreChanged does nothing. The relay calls it after it has stored changed event types of a backend. On AWS, the function retry tells
+// clients about the change, as soon as all functions use the changed types.
 func ignoreChanged(context.Context) error { return nil }
 
 func main() { os.Exit(boot.Run(0, create)) }

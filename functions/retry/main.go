@@ -1,6 +1,6 @@
-// Command retry is the function for periodic jobs, which runs every minute. Besides the jobs of [webhooks.NewJobs], it continues replays,
-// publishes the messages in the inbox, stores dead letters for operators, and tells clients when the operator's catalogs or configuration
-// have changed.
+// Command retry is the function for periodic jobs. It runs every minute. It runs the jobs of [webhooks.NewJobs], continues replays,
+// publishes the messages in the inbox queue, stores dead letters for operators, and tells clients when the operator's catalogs or
+// configuration have changed.
 package main
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 )
 
-// announceLast is the extra time that this function waits before it announces a changed catalog. By then, the command that
-// applied the catalog has usually announced the change. This function announces it only if the command did not.
+// announceLast is how much longer this function waits before it tells clients about a changed catalog. Usually, the command that changed
+// the catalog has told them by then.
 const announceLast = 2 * time.Second
 
 func main() { os.Exit(boot.Run(boot.Webhooks|boot.Records, create)) }
@@ -32,7 +32,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 	})
 	jobs = append(jobs, []periodic.Job{
 		{Name: "replays", Run: (&deadletter.Replays{Subscriptions: subscriptions, Operations: operations, EventLog: p.Core.EventLog}).Run},
-		// By default (InboxConcurrency is 0), only this job reads the inbox, because an event source mapping could use two of the account's
+		// By default (InboxConcurrency is 0), only this job reads the inbox queue. An event source mapping could use two of the account's
 		// concurrent executions.
 		{Name: "inbox", Run: p.Drain(queue.Inbox, app.NewInbox(p.Core).Handle)},
 		{Name: "dead letters", Run: p.DeadLetterJob(operations.FileMessages)},

@@ -1,5 +1,5 @@
-// Command stream is the function that serves the MCP endpoint. It forwards changes of webhook subscriptions to register and deregister, so
-// that the function that faces the internet cannot write a subscription or read a secret.
+// Command stream is the function that serves the MCP endpoint. It forwards changes of webhook subscriptions to the functions register and
+// deregister. So the function that faces the internet cannot write a subscription or read a secret.
 package main
 
 import (
@@ -22,7 +22,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp"
 )
 
-// parts are shared by the function's handlers. They need the stored key, so they are created at the first request.
+// parts holds the parts that the function's handlers share. They need the stored key of the deployment, so they are created at the first
+// request.
 type parts struct {
 	key      []byte // authenticates cursors and other state that clients hold
 	backends *gateway.Gateway
@@ -47,7 +48,7 @@ func create(p *boot.Process) (boot.Handler, error) {
 		if s.backends, err = app.NewGateway(p.Core, app.GatewayOptions{Secrets: p.Secrets.Secret, Key: s.key}); err != nil {
 			return s, err
 		}
-		// Only the function publish may send to the events queue, so events of conversations go to the inbox queue.
+		// Events of conversations go to the inbox queue, because only the function publish may send to the events queue.
 		s.talk, err = app.NewConversation(p.Core, conversation.Options{
 			Secrets: p.Secrets.Secret, Key: s.key, Backends: s.backends, Publisher: publish.InboxPublisher{Queue: p.Queues},
 		})

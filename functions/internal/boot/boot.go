@@ -1,5 +1,6 @@
-// Package boot starts a function's process, and runs its handler for each batch of a queue or HTTP request. The time from exec to the first
-// request for work is the cold start, so anything that needs a request is created at first use ([Lazy]).
+// Package boot starts the process of a Lambda function, and runs the function's handler for each batch of messages or HTTP request. The
+// time from the start of the process to its first request for work is part of the cold start. So anything that needs a request is created
+// at its first use ([Lazy]).
 package boot
 
 import (
@@ -36,16 +37,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/dynamo"
 )
 
-// Environment variables that template.yaml sets in addition to the settings of [config.FromEnv]. The variable of a table or
-// queue ends with its name in capitals, for example MCPEVENTS_TABLE_LOG, or MCPEVENTS_QUEUE_SLOW_URL. A function receives only
-// the names of the tables and queues that its policy allows it to use.
+// template.yaml sets these environment variables in addition to the settings of [config.FromEnv]. The variable for a table or queue ends
+// with the table's or queue's name in capitals, for example MCPEVENTS_TABLE_LOG or MCPEVENTS_QUEUE_SLOW_URL. A function gets only the
+// variables for tables and queues that its policy allows it to use.
 const (
 	envTable    = "MCPEVENTS_TABLE_"
 	envQueue    = "MCPEVENTS_QUEUE_"
 	envAuth     = "MCPEVENTS_AUTH"
 	envLogLevel = "MCPEVENTS_LOG_LEVEL"
 	envStack    = "MCPEVENTS_STACK"
-	// EnvKey is the KMS key that encrypts the private keyset.
+	// EnvKey names the KMS key that encrypts the private keyset for webhook secrets.
 	EnvKey = "MCPEVENTS_KEY_ID"
 	// EnvRegister and EnvDeregister name the functions to which the stream function forwards changes of subscriptions.
 	EnvRegister   = "MCPEVENTS_REGISTER_FUNCTION"
@@ -55,7 +56,7 @@ const (
 	envEventsDead = "MCPEVENTS_QUEUE_EVENTS_DEAD_URL"
 )
 
-// Process contains the parts that all functions need.
+// Process holds the parts that all functions need.
 type Process struct {
 	*app.Core
 	AWS     aws.Config
@@ -127,8 +128,8 @@ func (p *Process) createMetrics(l config.Limits, log *slog.Logger) (counters *me
 	return counters, trace.New(p.spans), nil
 }
 
-// authenticator returns the authenticator of callers, and the URL at which they learn how to get a token. With --auth keys, functions
-// without callers need it too, to look up whether principals still have their rights.
+// authenticator returns the authenticator for callers, and the URL at which callers learn how to get a token. With --auth keys, functions
+// without callers need the authenticator, too: it tells them whether principals still have their rights.
 func (p *Process) authenticator(s settings, needs Needs, configs *config.Stored) (_ auth.Authenticator, metadataURL string) {
 	switch {
 	case s.mode == auth.ModeKeys:
@@ -150,7 +151,7 @@ func (p *Process) Variable(name string) (string, error) {
 	return "", fault.New(fault.Invalid, "%s is not set", name)
 }
 
-// IsFrom reports whether arn is the ARN of the queue with the given name.
+// IsFrom reports whether arn is the ARN of the queue with the given name. A function uses it to find out from which queue a batch comes.
 func (p *Process) IsFrom(arn string, name queue.Name) bool {
 	url := p.getenv(queueVariable(name))
 	return arn[strings.LastIndexByte(arn, ':')+1:] == url[strings.LastIndexByte(url, '/')+1:]
@@ -158,12 +159,12 @@ func (p *Process) IsFrom(arn string, name queue.Name) bool {
 
 func tableVariable(t store.Table) string { return envTable + strings.ToUpper(string(t)) }
 
-// tableName returns the name of a table, which is given as a name or an ARN.
+// tableName returns the name of a table. The parameter given is either the name or the ARN of the table.
 func tableName(given string) string { return given[strings.LastIndexByte(given, '/')+1:] }
 
 func queueVariable(q queue.Name) string { return envQueue + strings.ToUpper(string(q)) + "_URL" }
 
-// newLog returns a logger that writes JSON with the members timestamp, level and message, which Lambda interprets.
+// newLog returns a logger that writes JSON with the members timestamp, level and message. Lambda interprets these members.
 func newLog(level slog.Leveler) *slog.Logger {
 	return slog.New(slog.NewJSONHandler(os.Stdout, &slog.HandlerOptions{
 		Level: level,
@@ -182,20 +183,20 @@ func newLog(level slog.Leveler) *slog.Logger {
 }
 
 const (
-	// flushTime limits how long an invocation, and so its caller, waits for the collector of spans and metrics.
+	// flushTime limits how long an invocation, and therefore its caller, waits for the collector of spans and metrics.
 	flushTime = 500 * time.Millisecond
 	// flushPause is how long a process stops sending to the collector after the collector was too slow.
 	flushPause = time.Minute
 )
 
-// collector limits the delay that a slow collector causes.
+// collector limits the delay that a slow collector of spans and metrics causes.
 type collector struct {
 	mu     sync.Mutex
 	paused time.Time
 }
 
-// send calls the function f, which must finish within flushTime. If the collector was too slow recently, send does not call f, and
-// the spans and metrics of that time are lost.
+// send calls the function f, which sends spans or metrics and must end within flushTime. If the collector was too slow recently, send
+// does not call f. The spans and metrics of that time are then lost.
 func (c *collector) send(ctx context.Context, f func(ctx context.Context)) {
 	c.mu.Lock()
 	paused := time.Now().Before(c.paused)
@@ -214,15 +215,14 @@ func (c *collector) send(ctx context.Context, f func(ctx context.Context)) {
 	}
 }
 
-// sendSpans sends the spans that have ended to the collector, if there is one.
+// sendSpans sends the finished spans to the collector, if the function has one.
 func (p *Process) sendSpans(ctx context.Context) {
 	if p.spans != nil {
 		p.collector.send(ctx, func(ctx context.Context) { _ = p.spans.ForceFlush(ctx) })
 	}
 }
 
-// Lazy is a value whose creation needs requests. It is created at first use and kept. After a failure, the next use
-// tries again.
+// Lazy is a value that is created at its first use, because its creation needs requests. If the creation fails, the next use tries again.
 type Lazy[T any] struct {
 	make func(context.Context) (T, error)
 
@@ -231,10 +231,10 @@ type Lazy[T any] struct {
 	value T
 }
 
-// NewLazy returns a lazy value that is created by make.
+// NewLazy returns a value that the function make creates at its first use.
 func NewLazy[T any](make func(context.Context) (T, error)) *Lazy[T] { return &Lazy[T]{make: make} }
 
-// Get returns the value. Concurrent callers wait while it is being created.
+// Get returns the value, and creates it first if necessary. Concurrent callers wait for the creation.
 func (l *Lazy[T]) Get(ctx context.Context) (T, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -248,15 +248,15 @@ func (l *Lazy[T]) Get(ctx context.Context) (T, error) {
 	return l.value, nil
 }
 
-// Made returns the value if a call of Get has created it. It does not create the value.
+// Made returns the value if Get has created it. Made itself does not create it.
 func (l *Lazy[T]) Made() (value T, made bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.value, l.made
 }
 
-// Handler returns a handler that passes requests to l's handler, which the first request creates. If l cannot create it, the response has
-// status 503.
+// Handler returns an HTTP handler that passes requests to the handler in l. The first request creates the handler in l. If the creation
+// fails, the response has status 503.
 func (p *Process) Handler(l *Lazy[http.Handler]) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h, err := l.Get(r.Context())
@@ -272,8 +272,8 @@ func (p *Process) Handler(l *Lazy[http.Handler]) http.Handler {
 	})
 }
 
-// Serve returns the routes of a function with a URL: h at the given paths, GET /healthz and, if callers authenticate
-// with JWTs, the protected resource metadata.
+// Serve returns the routes for a function with a URL. The handler h serves the given paths. There is also GET /healthz and, if callers
+// authenticate with JWTs, the protected resource metadata.
 func (p *Process) Serve(h http.Handler, paths ...string) *http.ServeMux {
 	mux := http.NewServeMux()
 	for _, path := range paths {

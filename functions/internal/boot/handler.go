@@ -20,14 +20,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Handler serves the invocations of a function. A panic in an invocation fails only that invocation.
+// Handler serves the invocations of a function. If an invocation panics, only that invocation fails.
 type Handler struct {
 	invoke any // a handler as [lambda.Start] accepts it
 	end    func()
 }
 
-// Run builds the process, calls create to connect the parts of the function, and serves invocations until Lambda ends the process. It
-// returns an exit code. Lambda reports a process that exits earlier as a failed start.
+// Run starts a function. It builds the process, calls the function create, which connects the parts of the Lambda function, and serves
+// invocations until Lambda ends the process. It returns the exit code of the process. If the process exits before it serves an
+// invocation, Lambda reports a failed start.
 func Run(needs Needs, create func(*Process) (Handler, error)) (code int) {
 	p, err := Build(needs)
 	if err == nil {
@@ -41,8 +42,8 @@ func Run(needs Needs, create func(*Process) (Handler, error)) (code int) {
 	return 1
 }
 
-// NewHandler returns a handler that calls f, which [lambda.Start] must accept. If end is not nil, the handler calls it
-// when Lambda sends SIGTERM to the process. Lambda kills the process 500 ms later.
+// NewHandler returns a handler that calls f. The type of f must be one that [lambda.Start] accepts. If end is not nil, the handler calls
+// it when Lambda sends SIGTERM to the process. Lambda kills the process 500 ms later.
 func NewHandler(f any, end func()) Handler { return Handler{recovering{lambda.NewHandler(f)}, end} }
 
 // Serve serves invocations until Lambda ends the process.
@@ -55,8 +56,8 @@ func (h Handler) Serve() {
 	<-ended
 }
 
-// InvokedHandler returns a handler that calls f, which [lambda.Start] must accept. It writes spans and metrics after each
-// invocation, because Lambda may then freeze the process. It also writes them every minute during a longer invocation,
+// InvokedHandler returns a handler that calls f. The type of f must be one that [lambda.Start] accepts. After each invocation, the
+// handler writes spans and metrics, because Lambda may then freeze the process. It also writes them every minute of a longer invocation,
 // and before the process ends.
 func (p *Process) InvokedHandler(f any) Handler {
 	h := NewHandler(f, p.flush)
@@ -64,8 +65,8 @@ func (p *Process) InvokedHandler(f any) Handler {
 	return h
 }
 
-// BeforeEnd returns the handler with a function that is called before Lambda ends the process and before the remaining
-// metrics are written.
+// BeforeEnd adds a function that is called when Lambda ends the process, before the remaining metrics are written. It returns the changed
+// handler.
 func (h Handler) BeforeEnd(f func()) Handler {
 	end := h.end
 	h.end = func() {
@@ -77,8 +78,8 @@ func (h Handler) BeforeEnd(f func()) Handler {
 	return h
 }
 
-// StreamHandler returns the handler of a function that streams its responses. It writes spans and metrics after each request. If the
-// parameter open is not nil, it is a handler with long-lived streams, which StreamHandler closes before the process ends.
+// StreamHandler returns the handler of a function that streams its responses. It writes spans and metrics after each request. The
+// parameter open may be nil. Otherwise it is an HTTP handler with long-lived streams, which StreamHandler closes before the process ends.
 func (p *Process) StreamHandler(h http.Handler, open *Lazy[http.Handler]) Handler {
 	end := p.flush
 	if open != nil {
@@ -99,14 +100,14 @@ func (p *Process) flush() {
 	p.sendSpans(context.Background())
 }
 
-// Lambda kills a process 500 ms after SIGTERM. Streams have drainTime to end. The process then stays alive until lastWords after SIGTERM,
-// so that the Lambda runtime, which does not signal when it is done, can forward their last messages.
+// Lambda kills a process 500 ms after SIGTERM. Open streams have drainTime to end. The process stays alive until lastWords after SIGTERM,
+// so that the Lambda runtime can forward the last messages of the streams. The runtime does not signal when it has forwarded them.
 const (
 	drainTime = 250 * time.Millisecond
 	lastWords = 480 * time.Millisecond
 )
 
-// endStreams closes a handler's open streams and waits for their last messages.
+// endStreams closes the open streams of a handler, and waits until their last messages are sent.
 func (p *Process) endStreams(open *Lazy[http.Handler]) {
 	end := time.After(lastWords)
 	p.drain(open)
@@ -114,7 +115,7 @@ func (p *Process) endStreams(open *Lazy[http.Handler]) {
 	<-end
 }
 
-// drain closes the handler's open streams. It does nothing if the handler was never created or has no method Close.
+// drain closes the open streams of a handler. It does nothing if the handler was never created or has no method Close.
 func (p *Process) drain(open *Lazy[http.Handler]) {
 	h, _ := open.Made()
 	streams, ok := h.(interface{ Close(context.Context) error })
@@ -128,7 +129,7 @@ func (p *Process) drain(open *Lazy[http.Handler]) {
 	}
 }
 
-// recovering is a handler that returns a panic as an error, because the Lambda runtime would end the process.
+// recovering is a Lambda handler that turns a panic into an error. Otherwise the Lambda runtime would end the process.
 type recovering struct{ lambda.Handler }
 
 func (h recovering) Invoke(ctx context.Context, payload []byte) (response []byte, err error) {
@@ -141,8 +142,8 @@ func (h recovering) Invoke(ctx context.Context, payload []byte) (response []byte
 	return h.Handler.Invoke(ctx, payload)
 }
 
-// recoverStream responds with status 500 if a handler panics before it writes a response. Package lambdaurl calls the
-// handler in a goroutine of its own, so a panic that is not recovered would end the process.
+// recoverStream returns an HTTP handler that responds with status 500 if h panics before it has written a response. Package lambdaurl
+// calls h in a goroutine of its own, so a panic in it would otherwise end the process.
 func recoverStream(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
@@ -169,7 +170,7 @@ func (m measured) Invoke(ctx context.Context, payload []byte) ([]byte, error) {
 	return m.Handler.Invoke(ctx, payload)
 }
 
-// flushEvery writes metrics and spans at an interval until stop is called, which writes them once more.
+// flushEvery writes metrics and spans at an interval until the returned function stop is called. stop writes them once more.
 func (p *Process) flushEvery(ctx context.Context, interval time.Duration) (stop func()) {
 	write := func() {
 		p.emf.Flush(ctx)
@@ -204,8 +205,8 @@ func (p *Process) measureStream(h http.Handler) http.Handler {
 	})
 }
 
-// BufferedHandler converts an HTTP handler to the handler of a Function URL without streaming. If the HTTP handler panics, the
-// response has status 500 and the process continues.
+// BufferedHandler converts an HTTP handler to the handler of a Function URL without streaming. If the HTTP handler panics, the response
+// has status 500, and the process continues.
 func BufferedHandler(h http.Handler) func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error) {
 	return func(ctx context.Context, event events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error) {
 		r, err := request(ctx, event)
@@ -229,7 +230,7 @@ func serve(w *httpjson.Recorder, r *http.Request, h http.Handler) {
 	h.ServeHTTP(w, r)
 }
 
-// request converts the event of a Function URL to an HTTP request.
+// request converts an event of a Function URL to an HTTP request.
 func request(ctx context.Context, event events.LambdaFunctionURLRequest) (*http.Request, error) {
 	body := []byte(event.Body)
 	if event.IsBase64Encoded {
@@ -253,7 +254,8 @@ func request(ctx context.Context, event events.LambdaFunctionURLRequest) (*http.
 	return r, nil
 }
 
-// Event converts an HTTP request to an event, so that another function can serve the request as if it had arrived at its own URL.
+// Event converts an HTTP request to an event of a Function URL. Another function can then serve the request as if it had arrived at its
+// own URL.
 func Event(r *http.Request, body []byte) events.LambdaFunctionURLRequest {
 	event := events.LambdaFunctionURLRequest{
 		Version: "2.0", RawPath: r.URL.EscapedPath(), RawQueryString: r.URL.RawQuery,
@@ -295,8 +297,8 @@ func response(w *httpjson.Recorder) events.LambdaFunctionURLResponse {
 }
 
 const (
-	// envFrontKey is the environment variable with the key that CloudFront sends in frontHeader with every request. If a client sends
-	// frontHeader, CloudFront replaces it. The variable is empty in a deployment without CloudFront.
+	// envFrontKey is the environment variable with the secret key that CloudFront sends in the header frontHeader of every request. If a
+	// client sends this header, CloudFront replaces it. The variable is empty in a deployment without CloudFront.
 	envFrontKey = "MCPEVENTS_FRONT_KEY"
 	frontHeader = "X-Mcpevents-Front"
 )

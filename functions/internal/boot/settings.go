@@ -18,21 +18,21 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Needs says which groups of settings a function reads. The settings of other groups keep their defaults, and invalid ones do not stop
-// the function from starting.
+// Needs says which groups of settings a function reads. Settings of other groups keep their defaults in this function. An invalid setting
+// of another group does not stop the function from starting.
 type Needs uint8
 
 const (
-	// Callers is the group for functions that clients call: authentication, and the limits of streams and publishing.
+	// Callers is the group of settings for functions that clients call: authentication, and the limits for streams and publishing.
 	Callers Needs = 1 << iota
 	Webhooks
-	// Records is the group that says which data of deliveries and of requests to sources is stored.
+	// Records is the group of settings that say which data about deliveries, and about requests to sources, is stored.
 	Records
 
 	All = Callers | Webhooks | Records
 )
 
-// limitsOf lists the settings in each group. All functions read the settings that are in no group.
+// limitsOf has the names of the settings in each group. All functions read the settings that are in no group.
 var limitsOf = map[Needs][]string{
 	Callers: {
 		"streams", "stream-concurrency", "publish-rate", "stream-max-age", "heartbeat",
@@ -54,13 +54,13 @@ type settings struct {
 	access *jwt.Authenticator // set with auth.ModeJWT, in functions that clients call
 }
 
-// Check returns an error, of kind fault.Invalid, if any function would not start with the settings.
+// Check returns an error of kind fault.Invalid if there is a function that would not start with the settings.
 func Check(getenv func(string) string) error {
 	_, err := readSettings(getenv, All, slog.New(slog.DiscardHandler))
 	return err
 }
 
-// readSettings reads the settings in the environment that a function needs. It sends no requests.
+// readSettings reads the settings in the environment that a function needs. It does not send requests.
 func readSettings(getenv func(string) string, needs Needs, log *slog.Logger) (s settings, err error) {
 	var except []string
 	for need, names := range limitsOf {
@@ -101,13 +101,13 @@ func readLevel(text string) (slog.Level, error) {
 	return level, nil
 }
 
-// margin is how long before the end of its invocation a batch must end, so that the function can report the failed messages. For short
+// margin is how long before the end of an invocation its batch must end, so that the function can report the failed messages. For short
 // invocations, the margin is a third of the remaining time, because emulators of AWS run functions with timeouts of a few seconds.
 const margin = 2 * time.Second
 
 func batchDeadline(now, end time.Time) time.Time { return end.Add(-min(margin, end.Sub(now)/3)) }
 
-// BatchHandler returns the handler of a function that reads one queue.
+// BatchHandler returns the Lambda handler of a function that reads one queue. It passes each batch of messages to h.
 func (p *Process) BatchHandler(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
 	handle := p.queues.Lambda(h)
 	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
@@ -134,8 +134,10 @@ func (p *Process) DeadLetterJob(h queue.Handler) func(context.Context) (int, err
 	}
 }
 
-// drainQueue passes the messages in a queue to a handler. The parameter variable names the environment variable with the queue's URL.
-// The parameter from is the queue that the handler sees as the origin of a dead letter if SQS does not report the origin.
+// drainQueue passes the messages in a queue to the handler h. The parameter variable is the name of the environment variable with the
+// queue's URL.
+//
+// The parameter from matters for dead letters: it is the queue that h sees as their origin if SQS does not report the origin.
 func (p *Process) drainQueue(ctx context.Context, variable string, from queue.Name, h queue.Handler) (int, error) {
 	url, err := p.Variable(variable)
 	if err != nil {
@@ -144,9 +146,11 @@ func (p *Process) drainQueue(ctx context.Context, variable string, from queue.Na
 	return p.queues.Drain(ctx, url, from, h)
 }
 
-// Sources returns the handler of a function that has a URL and reads queues. It passes a request at the URL to the function url. For a
-// batch of messages, it calls the function batches with the ARN of their queue, which returns the handler for this queue, or nil if the
-// function does not read the queue.
+// Sources returns the Lambda handler of a function that has a URL and also reads queues. It passes a request at the URL to the function
+// url.
+//
+// For a batch of messages, it calls the function batches with the ARN of the queue. That function returns the handler for the queue, or
+// nil if this Lambda function does not read the queue.
 func (p *Process) Sources(
 	url func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error),
 	batches func(arn string) queue.Handler,

@@ -1,5 +1,5 @@
-// Package cursors stores the key that authenticates stream cursors. There is one key for the deployment, so that
-// every instance accepts the cursors of all others.
+// Package cursors stores the key that authenticates the cursors of clients. The whole deployment has one key, so that each instance
+// accepts the cursors from all other instances.
 package cursors
 
 import (
@@ -12,10 +12,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Only functions/keys may write this partition, see template.yaml.
+// Only the function keys may write this partition, see template.yaml.
 var location = store.Key{Table: store.Settings, Partition: "cursors", Sort: "key"}
 
-// Create creates the key, unless it exists.
+// Create creates the key. It does nothing if the key already exists.
 func Create(ctx context.Context, db store.DB) error {
 	key := make([]byte, 32)
 	_, _ = rand.Read(key)
@@ -35,8 +35,8 @@ func Sealer(ctx context.Context, db store.DB) (*eventlog.Sealer, error) {
 	return eventlog.NewSealer(key)
 }
 
-// Key returns the key that authenticates cursors. Keys that are derived from it seal other values that clients keep, such as the ids of
-// tasks.
+// Key returns the key that authenticates cursors. Further keys are derived from it. They seal other values that clients keep, such as the
+// ids of tasks.
 func Key(ctx context.Context, db store.DB) ([]byte, error) {
 	items, err := db.Get(ctx, location)
 	if err != nil {

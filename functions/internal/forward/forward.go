@@ -1,4 +1,5 @@
-// Package forward lets a function forward HTTP requests, including credentials, to another function, as the event of a Function URL.
+// Package forward lets a Lambda function forward HTTP requests, including their credentials, to another function. The other function gets
+// a request as an event of its Function URL.
 package forward
 
 import (
@@ -21,7 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Invoke calls a function and returns its response.
+// Invoke calls a Lambda function and returns its response.
 type Invoke func(ctx context.Context, payload []byte) ([]byte, error)
 
 // Handler forwards requests to a function with Invoke. If the function fails, the response says that the service is temporarily
@@ -31,8 +32,7 @@ type Handler struct {
 	Log    *slog.Logger
 }
 
-// maxBody is the maximum size of a request body, in bytes. The MCP endpoint that passes requests to the handler accepts at
-// most 1 MiB.
+// maxBody is the maximum size of a request body, in bytes. The MCP endpoint that passes requests to the handler accepts at most 1 MiB.
 const maxBody = 2 << 20
 
 func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -79,13 +79,12 @@ func (h Handler) serve(r *http.Request, body []byte) (response events.LambdaFunc
 	return response, decoded, nil
 }
 
-// attempts is how many times a throttled invocation is tried. With pauses of at most a second, a caller waits at most 3
-// s.
+// attempts is how many times an invocation is tried if Lambda throttles it. With pauses of at most a second, a caller waits at most 3 s.
 const attempts = 4
 
-// Lambda returns an Invoke for the named function. It repeats throttled invocations, because the function did not
-// run. It does not repeat other failures, because a second invocation could create a second subscription. Clients can
-// repeat them with their idempotency key.
+// Lambda returns an [Invoke] that calls the Lambda function with the given name. It repeats throttled invocations, because the function
+// did not run. It does not repeat other failures, because a second invocation could create a second subscription. Clients can repeat them
+// with their idempotency key.
 func Lambda(cfg aws.Config, function string) Invoke {
 	client := lambda.NewFromConfig(cfg, func(o *lambda.Options) {
 		o.RetryMaxAttempts = attempts

@@ -1,6 +1,8 @@
-// Package keyresource serves the custom resource of template.yaml that checks a deployment's settings before any other
-// function receives them, and that creates the sealing keys and the cursor key once. It also rotates the sealing keys
-// when an operator invokes the function. Deleting the resource keeps the keys, because they outlive the stack.
+// Package keyresource serves the custom resource Keys in template.yaml. The custom resource checks a deployment's settings before any
+// other function receives them, and creates the sealing keys and the cursor key once. When CloudFormation deletes the resource, the keys
+// stay, because they outlive the stack.
+//
+// An operator can invoke the same function to rotate the sealing keys.
 package keyresource
 
 import (
@@ -30,17 +32,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Handler serves CloudFormation's events and an operator's orders. It opens the store and asks for the stack's status only for events
-// that need them, so that a stack can be deleted even after it has lost its tables or keys.
+// Handler handles the events of CloudFormation and the orders of operators. It opens the store and asks for the stack's status only for
+// events that need them. So a stack can be deleted even after it has lost its tables or keys.
 type Handler struct {
-	// Open connects to the deployment's store, and to the KMS key that wraps the keyset.
+	// Open connects to the deployment's store, and to the KMS key that encrypts the private keyset.
 	Open func() (store.DB, sealing.Wrapper, error)
-	// StackStatus returns a stack's status, e.g. UPDATE_IN_PROGRESS.
+	// StackStatus returns the status of a stack, for example UPDATE_IN_PROGRESS.
 	StackStatus func(ctx context.Context, stackID string) (string, error)
 }
 
-// Handle handles one event. An operator's order is {"rotate":"add"}, {"rotate":"promote"} a minute or more later, or {"rotate":"drop"},
-// which removes the keys from before a rotation. Every other event comes from CloudFormation.
+// Handle handles one event. The orders of an operator are {"rotate":"add"}, {"rotate":"promote"} a minute or more later, and
+// {"rotate":"drop"}, which removes the keys from before a rotation. Every other event comes from CloudFormation.
 func (h Handler) Handle(ctx context.Context, raw json.RawMessage) (any, error) {
 	var order struct {
 		Rotate sealing.Step `json:"rotate"`
@@ -67,8 +69,8 @@ func (h Handler) Handle(ctx context.Context, raw json.RawMessage) (any, error) {
 	})(ctx, event)
 }
 
-// change handles CloudFormation's request. The other functions depend on the resource, so an error fails the deployment before any of them
-// receives its settings.
+// change handles a request from CloudFormation. The other functions depend on the custom resource. So an error fails the deployment
+// before any of these functions receives its settings.
 func (h Handler) change(ctx context.Context, e cfn.Event) error {
 	if e.RequestType == cfn.RequestDelete {
 		return nil
@@ -95,9 +97,9 @@ func (h Handler) createKeys(ctx context.Context) error {
 	})
 }
 
-// retryForSeconds calls do until it succeeds, for up to 15 seconds, because the permissions of a new function may not
-// have reached every AWS service yet. It does not repeat a call that failed with fault.Invalid, for example because the
-// stored keys are from another deployment.
+// retryForSeconds calls the function do until it succeeds, for up to 15 seconds, because the permissions of a new function may not have
+// reached every AWS service yet. It does not repeat a call that failed with fault.Invalid, for example because the stored keys are from
+// another deployment.
 func retryForSeconds(ctx context.Context, do func() error) error {
 	for pause := time.Second; ; pause *= 2 {
 		err := do()
@@ -107,11 +109,11 @@ func retryForSeconds(ctx context.Context, do func() error) error {
 	}
 }
 
-// resourceID is the physical id of the custom resource. It never changes, so that CloudFormation never replaces the resource.
+// resourceID is the physical id of the custom resource. CloudFormation would replace the resource if the id changed, so it is constant.
 const resourceID = "mcpevents-sealing-keys"
 
-// settingsProperty is the resource property with the deployment's settings. Its keys are the names of the functions' environment variables,
-// for example MCPEVENTS_AUTH.
+// settingsProperty is the property of the custom resource with the deployment's settings. The keys of the property are names of
+// environment variables, for example MCPEVENTS_AUTH.
 const settingsProperty = "Settings"
 
 func checkSettings(properties map[string]any) error {
@@ -128,22 +130,25 @@ func checkSettings(properties map[string]any) error {
 	})
 }
 
-// fingerprint returns a hash of the properties. When it changes, CloudFormation publishes new versions of the functions.
+// fingerprint returns a hash of the custom resource's properties. When it changes, CloudFormation publishes new versions of the
+// functions.
 func fingerprint(properties map[string]any) string {
 	b, _ := json.Marshal(properties) // the properties were decoded from JSON, and Marshal sorts their keys
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:16])
 }
 
-// adoptable are the template parameters for the tables and the KMS key that a stack can adopt, in the order of the property Adopted.
+// adoptable lists the template parameters for the tables, and for the KMS key, that a stack can adopt from another stack. They are in the
+// order of the property Adopted.
 var adoptable = []string{
 	"SubscriptionsTableArn", "LogTableArn", "DeliveriesTableArn", "SessionsTableArn", "SettingsTableArn", "KeysTableArn", "SealingKeyArn",
 }
 
-// checkAdopted refuses an update that no longer names an adopted table or key, because the stack would create an empty
-// one in its place. The operator can confirm that with LeaveAdopted. The rollback of a failed deployment is an update,
-// too, and refusing it would make the rollback fail. So checkAdopted accepts the update if the stack's status is unknown
-// or shows a rollback.
+// checkAdopted refuses an update that no longer names an adopted table or key, because the stack would create an empty one in its place.
+// The operator can confirm such an update with LeaveAdopted.
+//
+// The rollback of a failed deployment is an update, too, and must not be refused. So checkAdopted accepts the update if the stack's
+// status is unknown or shows a rollback.
 func (h Handler) checkAdopted(ctx context.Context, e cfn.Event) error {
 	if e.RequestType != cfn.RequestUpdate || fmt.Sprint(e.ResourceProperties["LeaveAdopted"]) == "true" {
 		return nil
@@ -161,8 +166,8 @@ func (h Handler) checkAdopted(ctx context.Context, e cfn.Event) error {
 	return nil
 }
 
-// readAdopted returns the values of the parameters in adoptable. Properties from an earlier version of the template may
-// have fewer values; the missing ones are empty.
+// readAdopted returns the values of the template parameters in adoptable. An earlier version of the template may have had fewer
+// parameters. The values of the missing ones are empty.
 func readAdopted(properties map[string]any) []string {
 	values := make([]string, len(adoptable))
 	list, _ := properties["Adopted"].([]any)
@@ -174,8 +179,8 @@ func readAdopted(properties map[string]any) []string {
 
 const statusTimeout = 10 * time.Second
 
-// ReadStatus asks CloudFormation for the status of a stack. It does without the SDK's CloudFormation client, which would be a large
-// dependency for a single request.
+// ReadStatus returns the status of a stack, which it requests from CloudFormation. It does not use the SDK's client for CloudFormation,
+// which would be a large dependency for a single request.
 func ReadStatus(ctx context.Context, cfg aws.Config, stackID string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()

@@ -1,5 +1,5 @@
-// Package parameters reads secrets from SSM Parameter Store. It does without the SDK's client for SSM, which would make every function
-// larger.
+// Package parameters reads secrets from SSM Parameter Store. It does not use the SDK's client for SSM, which would make the binary of
+// every function larger.
 package parameters
 
 import (
@@ -29,21 +29,21 @@ import (
 )
 
 const (
-	// keep is how long a value is used before it is read again.
+	// keep is how long a value is used before it is read from SSM again.
 	keep = 5 * time.Minute
-	// keepStale is how long the last value is used while SSM is unavailable.
+	// keepStale is how long the last value is used while SSM does not respond.
 	keepStale = time.Hour
-	// keepFault is the pause after a failed read, so that not every request of a client sends a request to SSM.
+	// keepFault is the pause after a failed read. Without the pause, each request of a client could send a request to SSM.
 	keepFault = 5 * time.Second
-	// timeout limits each attempt to read a parameter, and tries is the maximum number of attempts.
+	// timeout limits the duration of one attempt to read a parameter. The constant tries is the maximum number of attempts.
 	timeout = 3 * time.Second
 	tries   = 3
 )
 
-// maxAnswer limits a response of SSM, in bytes. The value in it has at most 8 KB.
+// maxAnswer limits the size of a response of SSM, in bytes. The value in a response has at most 8 KB.
 const maxAnswer = 64 << 10
 
-// Store looks up secrets. It is safe for concurrent use.
+// Store looks up secrets in SSM Parameter Store or in the environment. It is safe for concurrent use.
 type Store struct {
 	aws      aws.Config
 	endpoint string
@@ -55,11 +55,11 @@ type Store struct {
 	held *bounded.Map[string, *refresh.Value[parameter]]
 }
 
-// maxHeld limits the parameters in memory, because each new configuration may name other parameters.
+// maxHeld limits the number of parameters in memory, because each new configuration may name other parameters.
 const maxHeld = 1024
 
-// parameter is SSM's response: a value, or an error that would not change with another attempt, for example because
-// the parameter does not exist.
+// parameter is a response of SSM. It has either a value, or an error that another attempt would not change, for example because the
+// parameter does not exist.
 type parameter struct {
 	value string
 	err   error
@@ -79,8 +79,8 @@ func New(cfg aws.Config, log *slog.Logger) *Store {
 	}
 }
 
-// Secret looks up a value: in Parameter Store if it is a reference to a parameter, and otherwise in the environment.
-// If the parameter does not exist or cannot be read with our permissions, the error is of kind fault.Invalid.
+// Secret looks up the value that v refers to: a parameter in SSM Parameter Store, or an environment variable. If the parameter does not
+// exist, or cannot be read with our permissions, the error is of kind fault.Invalid.
 func (s *Store) Secret(ctx context.Context, v secret.Value) (string, error) {
 	name, ok := v.Parameter()
 	if !ok {
@@ -114,7 +114,8 @@ func (s *Store) hold(name string) *refresh.Value[parameter] {
 	return held
 }
 
-// refresh reads a parameter. It returns an error only if another attempt may succeed. Other errors are in the returned parameter.
+// refresh reads a parameter from SSM. It returns an error only if another attempt may succeed. Other errors are in the returned
+// parameter.
 func (s *Store) refresh(ctx context.Context, name string) (parameter, error) {
 	value, err := s.get(ctx, name)
 	if fault.Is(err, fault.Unavailable) {
@@ -124,7 +125,7 @@ func (s *Store) refresh(ctx context.Context, name string) (parameter, error) {
 	return parameter{value, err}, nil
 }
 
-// get reads the value of a parameter. It repeats attempts that failed temporarily.
+// get reads the value of a parameter from SSM. It repeats attempts that failed temporarily.
 func (s *Store) get(ctx context.Context, name string) (value string, err error) {
 	for try := range tries {
 		if try > 0 && periodic.Sleep(ctx, 100*time.Millisecond<<try) != nil {
@@ -137,7 +138,7 @@ func (s *Store) get(ctx context.Context, name string) (value string, err error) 
 	return value, err
 }
 
-// ask calls GetParameter with the JSON 1.1 protocol.
+// ask sends one GetParameter request to SSM, with the protocol JSON 1.1.
 func (s *Store) ask(ctx context.Context, name string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -168,7 +169,7 @@ func (s *Store) ask(ctx context.Context, name string) (string, error) {
 	return read(resp.StatusCode, answer)
 }
 
-// read parses a response. Errors contain only the type of SSM's error, not its message.
+// read returns the value in a response of SSM. An error contains only the type of SSM's error, and not its message.
 func read(status int, answer []byte) (string, error) {
 	var out struct {
 		Parameter struct{ Value string }

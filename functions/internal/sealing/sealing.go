@@ -1,6 +1,6 @@
-// Package sealing stores the keyset that seals webhook secrets. The public part is in the settings table, where
-// register reads it. The private part is in its own table, wrapped by KMS, where dispatch reads it. Package shared/events/webhook explains
-// sealing.
+// Package sealing stores the keyset that seals (encrypts) webhook secrets. The public part is in the settings table, where the function
+// register reads it. The private part is in its own table, where the function dispatch reads it, and is encrypted with KMS. Package
+// shared/events/webhook explains sealing.
 package sealing
 
 import (
@@ -22,13 +22,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Only functions/keys may write these items, see template.yaml.
+// Only the function keys may write these items, see template.yaml.
 var (
 	privateKey = store.Key{Table: store.Keys, Partition: "sealing", Sort: "private"}
 	publicKey  = store.Key{Table: store.Settings, Partition: "sealing", Sort: "public"}
 )
 
-// Wrapper encrypts at most [maxDirect] bytes, as KMS does.
+// Wrapper encrypts and decrypts at most [maxDirect] bytes, as KMS does.
 type Wrapper interface {
 	Wrap(ctx context.Context, clear []byte) ([]byte, error)
 	Unwrap(ctx context.Context, wrapped []byte) ([]byte, error)
@@ -40,7 +40,7 @@ type Wrapper interface {
 // Create returns an error if the existing keys cannot be used to open secrets. For example, the private keyset was encrypted with another
 // KMS key, or it does not belong to the public one because only one of their tables was restored from a backup.
 func Create(ctx context.Context, db store.DB, w Wrapper) error {
-	// The public keyset is written last, so if it exists, the private one does, too.
+	// The public keyset is written last. So if it exists, the private keyset exists, too.
 	had, err := db.Get(ctx, publicKey)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "look for the public keyset")
@@ -65,7 +65,7 @@ func Create(ctx context.Context, db store.DB, w Wrapper) error {
 			return err
 		}
 	}
-	// The private keyset may come from another stack whose tables this one has adopted.
+	// The private keyset may be from another stack, whose tables this stack has adopted.
 	private, version, err := private(ctx, db, w)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "open the private sealing keys with the KMS key of the stack (SealingKeyArn), which must be the one that wrapped those in the keys table (KeysTableArn)")
@@ -123,7 +123,7 @@ func private(ctx context.Context, db store.DB, w Wrapper) (keyset []byte, versio
 	return keyset, item.Version, err
 }
 
-// Public returns a sealer with the stored public keyset.
+// Public returns a sealer, which encrypts webhook secrets, with the stored public keyset.
 func Public(ctx context.Context, db store.DB) (*webhook.Sealer, error) {
 	item, err := read(ctx, db, publicKey)
 	if err != nil {
@@ -143,17 +143,17 @@ func read(ctx context.Context, db store.DB, key store.Key) (*store.Item, error) 
 	return items[0], nil
 }
 
-// Step is a change of the keys that an operator may request.
+// Step is a step of a key rotation that an operator may request.
 type Step string
 
-// A rotation has two steps. The first adds a key that can open secrets. The second, at least [reloadAfter] later, makes it the key that
-// seals.
+// A rotation has two steps. The first step adds a key with which processes can open secrets. The second step makes the added key the one
+// that seals secrets. It must come at least [reloadAfter] later.
 const (
 	stepAdd     Step = "add"
 	stepPromote Step = "promote"
 )
 
-// Rotate performs one step of a rotation. If two calls run concurrently, one of them returns a fault of kind Conflict.
+// Rotate performs one step of a key rotation. If two calls run at the same time, one of them returns an error of kind fault.Conflict.
 func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 	private, version, err := private(ctx, db, w)
 	if err != nil {
@@ -182,8 +182,8 @@ func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 	if err := writePrivate(ctx, db, wrapped, version); err != nil || public == nil {
 		return err
 	}
-	// If the process crashes here, the old key continues to seal, and repeating the step completes the rotation. The condition fails if
-	// another rotation has written the public keyset meanwhile, because otherwise an older key would seal again.
+	// If the process crashes here, the old key continues to seal secrets, and a repetition of the step completes the rotation. The
+	// condition fails if another rotation has written the public keyset meanwhile. Without the condition, an older key would seal again.
 	cond := store.Absent()
 	if had[0] != nil {
 		cond = store.VersionIs(had[0].Version)
@@ -197,8 +197,8 @@ func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 
 var errRotating = fault.New(fault.Conflict, "another rotation is under way")
 
-// writePrivate replaces the wrapped private keyset that was read with the given version, and increments the version. It
-// fails with fault.Conflict if another process has replaced the keyset since.
+// writePrivate replaces the encrypted private keyset, and increments its version. The parameter version is the version that was read. If
+// another process has replaced the keyset since, the error is of kind fault.Conflict.
 func writePrivate(ctx context.Context, db store.DB, wrapped []byte, version int64) error {
 	err := db.Write(ctx, store.Put(store.Item{Key: privateKey, Value: wrapped, Version: version + 1}, store.VersionIs(version)))
 	if errors.Is(err, store.ErrConflict) {
@@ -207,7 +207,7 @@ func writePrivate(ctx context.Context, db store.DB, wrapped []byte, version int6
 	return fault.Wrap(fault.Unavailable, err, "write the private keyset")
 }
 
-// Sealer seals secrets with the stored public keyset. It reads the keyset again when its copy is older than
+// Sealer seals (encrypts) webhook secrets with the stored public keyset. It reads the keyset again when its copy is older than
 // [reloadAfter], so that a long-running process follows a rotation. It is safe for concurrent use.
 type Sealer struct {
 	DB store.DB
@@ -234,19 +234,19 @@ func (s *Sealer) Seal(ctx context.Context, secret []byte, b webhook.Binding) ([]
 // before it seals a secret. An [Opener] reads it again only if it cannot open a secret with its copy.
 const reloadAfter = 10 * time.Second
 
-// Opener opens sealed secrets. It unwraps the private keyset at its first use, and again only if a secret was sealed with a
-// key that the keyset lacks. It is safe for concurrent use.
+// Opener opens (decrypts) sealed webhook secrets. At its first use, it reads and decrypts the private keyset. It does so again only if a
+// secret was sealed with a key that its keyset lacks. It is safe for concurrent use.
 type Opener struct {
 	DB      store.DB
 	Wrapper Wrapper
-	// Timeout limits the time for reading and unwrapping the keyset, by default 10 s.
+	// Timeout limits the time for reading and decrypting the keyset. The default is 10 s.
 	Timeout time.Duration
 
 	once   sync.Once
 	keyset *refresh.Value[openable]
 }
 
-// openable opens secrets with the stored private keyset, which has this version.
+// openable holds the decrypted private keyset and its version in the store. It can open secrets.
 type openable struct {
 	*webhook.Opener
 	version int64
@@ -272,8 +272,8 @@ func (o *Opener) Open(ctx context.Context, sealed []byte, b webhook.Binding) ([]
 	return newer.Open(ctx, sealed, b)
 }
 
-// load reads the stored private keyset and unwraps it. If the stored keyset still has the version of the parameter old, load returns
-// old instead, because unwrapping would cost a call of KMS.
+// load reads the stored private keyset and decrypts it. If the stored keyset still has the version of the parameter old, load returns old
+// instead, because the decryption would cost a call of KMS.
 func (o *Opener) load(ctx context.Context, old openable) (openable, error) {
 	item, err := read(ctx, o.DB, privateKey)
 	if err != nil || old.Opener != nil && item.Version == old.version {
@@ -287,14 +287,13 @@ func (o *Opener) load(ctx context.Context, old openable) (openable, error) {
 	return openable{opener, item.Version}, err
 }
 
-// maxDirect is the maximum number of bytes that KMS encrypts. Each rotation adds about 150 bytes to a keyset, so a keyset
-// exceeds this limit with the 26th rotation. Then wrap encrypts the keyset with a data key, and KMS encrypts only the data
-// key. A smaller keyset is still encrypted by KMS itself, so that the previous version of the functions can read it.
+// maxDirect is the maximum number of bytes that KMS encrypts. Each rotation adds about 150 bytes to a keyset, so a keyset exceeds this
+// limit with the 26th rotation. From then on, wrap encrypts the keyset with a data key, and KMS encrypts only the data key. KMS still
+// encrypts a smaller keyset itself, so that the previous version of the functions can read it.
 const maxDirect = 4096
 
-// envelopeMark is the prefix of a keyset that is encrypted with a data key. KMS ciphertexts do not begin with it. It
-// is followed by the length of the wrapped data key in two bytes, the wrapped data key, and the keyset in
-// AES-256-GCM.
+// envelopeMark is the prefix of a keyset that is encrypted with a data key. The ciphertexts of KMS do not begin with this text. After the
+// prefix come the length of the encrypted data key in two bytes, the encrypted data key, and the keyset in AES-256-GCM.
 var envelopeMark = []byte("mcpevents keyset 1\n")
 
 func wrap(ctx context.Context, w Wrapper, keyset []byte) ([]byte, error) {
@@ -348,21 +347,21 @@ func dataKey(key []byte) (cipher.AEAD, error) {
 	return sealer, fault.Wrap(fault.Internal, err, "use the data key of the private keyset")
 }
 
-// StepDrop removes the keys that are older than the sealing key, see [Drop].
+// StepDrop is the step that removes the keys that are older than the sealing key, see [Drop].
 const StepDrop Step = "drop"
 
 var dropKey = store.Key{Table: store.Settings, Partition: "sealing", Sort: "drop"}
 
 const (
-	// dropWait is the time between the phases "reseal" and "check". A stored delivery of a termination notice has its own
-	// copy of the secret, which Drop does not reseal. No delivery stays stored for longer than [subscription.EndedKept].
+	// dropWait is the time between the phases "reseal" and "check". The stored delivery of a termination notice has its own copy of the
+	// webhook secret, which Drop does not seal again. No delivery is stored for longer than [subscription.EndedKept].
 	dropWait = subscription.EndedKept
-	// dropReserve is the time before the deadline of an invocation in which Drop begins no further page of subscriptions,
-	// so that it can complete a page that it has begun.
+	// dropReserve is the time before the deadline of an invocation from which Drop begins no further page of subscriptions. It leaves
+	// time to complete the page that Drop has begun.
 	dropReserve = 20 * time.Second
 )
 
-// The phases of [Drop].
+// These are the phases of [Drop].
 const (
 	resealing = "reseal" // seals all secrets again with the current sealing key
 	waiting   = "wait"
@@ -372,7 +371,7 @@ const (
 type dropState struct {
 	V     int    `json:"v"`
 	Phase string `json:"phase"`
-	// Key identifies the sealing key: all secrets that are sealed with it begin with these bytes. If a rotation has changed the sealing key,
+	// Key has the bytes with which all secrets begin that are sealed with the sealing key. If a rotation has changed the sealing key,
 	// Drop begins again.
 	Key      []byte                `json:"key"`
 	At       subscription.Position `json:"at"`
@@ -381,26 +380,25 @@ type dropState struct {
 
 // DropResult tells an operator how far [Drop] has come.
 type DropResult struct {
-	// Phase is the phase that the next call continues, or "done".
+	// Phase is the phase with which the next call continues, or "done".
 	Phase string `json:"phase"`
-	// NotBefore is when the phase "check" can begin. It is set only if Phase is "wait".
+	// NotBefore is the earliest time for the phase "check". It is set only if Phase is "wait".
 	NotBefore time.Time `json:"notBefore,omitzero"`
 	Dropped   int       `json:"dropped"`
 }
 
 var errOld = errors.New("sealing: a secret is sealed with an old key")
 
-// Drop removes the keys that are older than the sealing key. If it removed a key while a secret is still sealed with it, that
-// secret's subscription would be lost. So Drop works in phases and removes the keys only after the last one:
+// Drop removes the keys that are older than the sealing key. If it removed a key with which a secret is still sealed, the subscription of
+// this secret would be lost. So it works in phases, and removes the keys only after the last phase:
 //
 //   - "reseal" seals the secrets of all subscriptions again with the sealing key.
-//   - "wait" lasts for [subscription.EndedKept]. After that, no stored delivery has a copy of a secret that is sealed with an
-//     older key, and no process seals with an older public keyset any more.
+//   - "wait" lasts for [subscription.EndedKept]. After that, no stored delivery has a copy of a secret that is sealed with an older key,
+//     and no process seals with an older public keyset any more.
 //   - "check" looks at all secrets again. If one of them is sealed with an older key, Drop begins again.
 //
-// A call continues the current phase until shortly before the deadline of ctx, and stores its progress after each page of
-// subscriptions. If two calls run concurrently, or a rotation runs at the same time, one of them returns a fault of kind
-// Conflict.
+// A call continues the current phase until shortly before the deadline of ctx. It stores its progress after each page of subscriptions.
+// If two calls run at the same time, or a rotation runs at the same time, one of them returns an error of kind fault.Conflict.
 func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResult, error) {
 	private, version, err := private(ctx, db, w)
 	if err != nil {
@@ -425,8 +423,8 @@ func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResul
 			return DropResult{}, fault.Wrap(fault.Internal, err, "decode the progress")
 		}
 	}
-	// Use the key in the public keyset as the sealing key and not the primary key in the private keyset. If the step
-	// "promote" has crashed between writing the two, the key in the public keyset is the one that still seals.
+	// Use the key in the public keyset as the sealing key, and not the primary key in the private keyset. If the step "promote" has
+	// crashed between writing the two keysets, the key in the public keyset still seals secrets.
 	begin := dropState{Phase: resealing, Key: sealer.Key()}
 	if !bytes.Equal(p.Key, begin.Key) {
 		p.dropState = begin
@@ -499,8 +497,8 @@ func (p *progress) save(ctx context.Context) error {
 	return fault.Wrap(fault.Unavailable, err, "store the progress")
 }
 
-// dropOlder removes from the private keyset the keys that are older than the key of the sealer s. It returns how many it removed.
-// Their public parts, which are not secret, stay in the stored public keyset until the next rotation.
+// dropOlder removes from the private keyset the keys that are older than the sealing key of the sealer s. It returns the number of
+// removed keys. Their public parts, which are not secret, stay in the public keyset until the next rotation.
 func dropOlder(ctx context.Context, db store.DB, w Wrapper, private []byte, version int64, s *webhook.Sealer) (dropped int, err error) {
 	left, _, dropped, err := webhook.DropKeys(private, func(prefix []byte) (bool, error) { return bytes.Equal(prefix, s.Key()), nil })
 	if err != nil || dropped == 0 {

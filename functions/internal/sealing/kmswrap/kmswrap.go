@@ -1,5 +1,5 @@
-// Package kmswrap encrypts the private keyset with AWS KMS. It is separate from package sealing so that functions that do not open secrets
-// do not contain the KMS client.
+// Package kmswrap encrypts the private keyset for webhook secrets with AWS KMS. It is separate from package sealing, so that functions
+// that open no secrets do not contain the KMS client.
 package kmswrap
 
 import (
@@ -10,13 +10,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// KMS is a [sealing.Wrapper] that encrypts with a key in AWS KMS.
+// KMS is a [sealing.Wrapper] that encrypts with one key in AWS KMS.
 type KMS struct {
 	Client *kms.Client
 	Key    string // ARN or id of the KMS key
 }
 
-// purpose is the KMS encryption context of the keyset. The policies in template.yaml allow no other.
+// purpose is the KMS encryption context of the keyset. The policies in template.yaml allow no other encryption context.
 var purpose = map[string]string{"purpose": "mcpevents webhook keyset"}
 
 // Wrap encrypts at most 4,096 bytes.
