@@ -23,8 +23,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// The event types of backends, i.e. of MCP servers behind the gateway, are entries of the catalog in addition to the operator's. The relay
-// stores them in one document per workspace, and [Stored] adds them to the workspace's catalog.
+// The catalog also has entries for the event types of backends, which are MCP servers behind the gateway. The relay, which connects to
+// the backends, stores their event types in one document per workspace. [Stored] adds them to the workspace's catalog.
 //
 // The catalog cannot know which arguments of a backend's event type belong into a URI. So all arguments of a subscription, as canonical
 // JSON, become one segment of the event URI: event://~BACKEND/TYPE/ARGUMENTS, where ARGUMENTS is base64url. Subscriptions with equal
@@ -40,7 +40,7 @@ const (
 	// maxBackendArguments limits a subscription's arguments, in bytes of canonical JSON. In base64url they use 800 of the 1,024 bytes of a
 	// URI ([event.MaxURI]).
 	maxBackendArguments = 600
-	// callerSize is how many of the maxBackendArguments bytes the [CallerID] uses if the URI contains one.
+	// callerSize is how many of the maxBackendArguments bytes are reserved for the [CallerID] if the URI contains one.
 	callerSize = 30
 )
 
@@ -61,8 +61,8 @@ type BackendTypes struct {
 	Prefix string        `json:"prefix,omitempty"`
 	Scopes []string      `json:"scopes,omitempty"`
 	Types  []BackendType `json:"types,omitempty"`
-	// PerCaller is set if the backend acts for its callers, i.e. it receives their tokens and may show different event types to
-	// each caller. Types is then empty.
+	// PerCaller is set if the backend acts for its callers: it receives their tokens and may show different event types to each caller.
+	// Types is then empty.
 	PerCaller bool `json:"perCaller,omitempty"`
 	// Refused says why there are no Types although the backend has some. It is empty otherwise.
 	Refused string `json:"refused,omitempty"`
@@ -184,7 +184,7 @@ func (e *Entry) BindArguments(canonical json.RawMessage, p auth.Principal) (map[
 	return map[string]string{argumentsVariable: value}, nil
 }
 
-// backendDocuments, followed by a workspace, is the name of the stored document with the event types of the workspace's backends.
+// backendDocuments, followed by a workspace, is the name under which the event types of the workspace's backends are stored.
 const backendDocuments = "backend-events:"
 
 func parseBackends(src []byte) (map[string]BackendTypes, error) {
@@ -196,9 +196,11 @@ func parseBackends(src []byte) (map[string]BackendTypes, error) {
 	return out, fault.Wrap(fault.Internal, err, "decode the event types of backends")
 }
 
-// ReplaceBackends changes the stored event types of a workspace's backends with edit, which it may call more than once, and reports
-// whether they have changed. If so, the caller must announce the change with [settings.Announce]. If all types together are too large to
-// store, ReplaceBackends removes the types of the backend with the largest ones, and repeats this until the rest fits.
+// ReplaceBackends lets the function edit change the stored event types of a workspace's backends, and reports whether they have changed.
+// It may call edit more than once. After a change, the caller must call [settings.Announce].
+//
+// If the types of all backends together are too large to store, ReplaceBackends removes the types of the backend that has the largest
+// ones. It repeats this until the rest fits.
 func ReplaceBackends(ctx context.Context, db store.DB, workspace string, edit func(map[string]BackendTypes)) (changed bool, err error) {
 	for {
 		old, err := settings.Read(ctx, db, backendDocuments+workspace)
@@ -237,7 +239,7 @@ func writeBackends(ctx context.Context, db store.DB, workspace string, old setti
 	return err == nil, err
 }
 
-// refuseLargest removes the event types of the backend whose types need the most room. It returns false if there were none.
+// refuseLargest removes the event types of the backend whose types need the most room. It returns false if no backend has types.
 func refuseLargest(all map[string]BackendTypes) bool {
 	largest, most := "", 0
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -276,7 +278,8 @@ type Configured func(ctx context.Context, workspace string, f refresh.Freshness)
 type merger struct {
 	// stored returns the event types that the relay wrote, and the version of the document in which they are stored.
 	stored func(ctx context.Context, workspace string, f refresh.Freshness) (map[string]BackendTypes, int64, error)
-	// configured replaces the stored prefixes and scopes, which the relay may not have updated yet. It may be nil.
+	// configured returns the current prefixes and scopes. They replace the stored ones, which the relay may not have updated yet. The
+	// function may be nil.
 	configured Configured
 	merged     bounded.Map[string, merged] // by workspace
 	log        *slog.Logger                // may be nil
@@ -308,7 +311,7 @@ type merged struct {
 	catalog            *Catalog
 }
 
-// add returns the catalog with the event types of the workspace's backends. base may be nil.
+// add returns the catalog base with the event types of the workspace's backends added. The parameter base may be nil.
 func (m *merger) add(ctx context.Context, workspace string, base *Catalog, f refresh.Freshness) (*Catalog, error) {
 	types, version, err := m.stored(ctx, workspace, f)
 	if err != nil || len(types) == 0 {
@@ -335,7 +338,8 @@ func (m *merger) add(ctx context.Context, workspace string, base *Catalog, f ref
 	return next.catalog, nil
 }
 
-// configure applies the configured prefixes and scopes, and leaves out backends that were removed from the configuration.
+// configure returns the stored event types with the configured prefixes and scopes. It leaves out backends that were removed from the
+// configuration.
 func configure(stored, configured map[string]BackendTypes) map[string]BackendTypes {
 	out := map[string]BackendTypes{}
 	for name, types := range stored {
@@ -347,7 +351,8 @@ func configure(stored, configured map[string]BackendTypes) map[string]BackendTyp
 	return out
 }
 
-// AddBackends returns a source that adds the stored event types of backends to the catalogs of another source, without a cache.
+// AddBackends returns a [Source] that adds the stored event types of backends to the catalogs of the source to. It reads the event types
+// from the store at each call.
 func AddBackends(db store.DB, to Source) Source {
 	return &backendAdder{to, merger{stored: func(ctx context.Context, workspace string, _ refresh.Freshness) (map[string]BackendTypes, int64, error) {
 		stored, err := settings.Read(ctx, db, backendDocuments+workspace)
@@ -419,8 +424,8 @@ func (c *Catalog) addBackends(backends map[string]BackendTypes) *Catalog {
 // HasPerCaller reports whether at least one backend acts for its callers, see [BackendTypes.PerCaller].
 func (c *Catalog) HasPerCaller() bool { return c != nil && c.hasPerCaller }
 
-// findPerCaller returns an event type for a name that is not in the catalog, if the backend with the longest matching prefix acts for
-// its callers. The types of such a backend are not stored, so the backend may have this one.
+// findPerCaller returns an event type for a name that is not in the catalog, if the backend with the longest matching prefix acts for its
+// callers. The types of such a backend are not stored, so the backend may have a type with this name.
 func (c *Catalog) findPerCaller(name string) *Entry {
 	owner := ""
 	for _, backend := range slices.Sorted(maps.Keys(c.backends)) {
@@ -458,7 +463,7 @@ func describeOrigin(e *Entry) string {
 	return "backend " + e.Backend
 }
 
-// Warnings returns why event types of a backend are not listed.
+// Warnings returns the reasons why some event types of a backend are not in the catalog.
 func (c *Catalog) Warnings(backend string) []string {
 	if c == nil {
 		return nil

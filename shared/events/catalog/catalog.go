@@ -22,7 +22,8 @@ import (
 const (
 	maxSource  = 4 << 20 // bytes of a catalog file
 	maxEntries = 2000
-	// maxVariables limits a template's variables, because an event is looked up under each combination of values and wildcards (up to 2^6).
+	// maxVariables limits a template's variables, because an event is looked up under each combination of values and wildcards. For
+	// example, there are 2^6 combinations for 6 variables.
 	maxVariables = 6
 	maxFilters   = 20        // filters of one event type
 	maxSchema    = 128 << 10 // bytes of JSON of one schema
@@ -55,7 +56,7 @@ type Catalog struct {
 	perCaller    bounded.Map[string, *Entry] // cache of [Catalog.perCallerType]
 }
 
-// Entry is one event type.
+// Entry is one event type in a catalog.
 type Entry struct {
 	// Name is the dotted name, unique in the catalog.
 	Name string
@@ -65,17 +66,19 @@ type Entry struct {
 	// Title and Description are for people; both may be empty.
 	Title       string
 	Description string
-	// PayloadSchema and ParamsSchema are JSON Schemas, or nil.
+	// PayloadSchema is the JSON Schema of payloads, and ParamsSchema is the JSON Schema of the template's variables and the filters. Both
+	// may be nil.
 	PayloadSchema json.RawMessage
 	ParamsSchema  json.RawMessage
 	// WebhookType is the member "type" in the body of SEP-1803 webhooks.
 	WebhookType string
 	// Delivery lists the allowed modes: a subset of push, poll and webhook, not empty.
 	Delivery []string
-	// Filters maps an argument's name to a JSON pointer, e.g. "state" to "/order/state". A subscriber that gives the argument receives
-	// only events whose payload has the argument's value at the pointer.
+	// Filters maps an argument's name to a JSON pointer, for example "state" to "/order/state". A subscriber that gives the argument
+	// receives only events whose payload has the argument's value at the pointer.
 	Filters map[string]string
-	// Redact lists JSON pointers of sensitive payload members, which the argument "redact": true removes.
+	// Redact lists JSON pointers of sensitive payload members. A subscriber with the argument "redact": true receives the events without
+	// these members.
 	Redact []string
 	Order  string // orderURI or orderNone
 	// Access restricts who may receive the events, in addition to the scope that the method requires. Nil adds no restriction.
@@ -161,9 +164,10 @@ func (e *Entry) WebhookAllowed() bool { return slices.Contains(e.Delivery, deliv
 // and the filters. A filter accepts a value or a list of values.
 func (e *Entry) InputSchema() json.RawMessage { return e.input }
 
-// Access restricts who may receive the events of an entry, in addition to the general scopes. A nil Access admits everyone.
+// Access restricts who may receive the events of an event type, in addition to the scope that the method requires. A nil Access adds no
+// restriction.
 type Access struct {
-	// Scopes lists the scopes of which a principal needs all.
+	// Scopes lists scopes. A principal needs all of them.
 	Scopes []string
 	// Claims maps a template variable to a claim of the access token. The variable's value must be one of the claim's values.
 	Claims map[string]string

@@ -25,8 +25,8 @@ type Change struct {
 	Breaking bool
 }
 
-// Diff returns the differences between two catalogs, either of which may be nil. They are in the order of the new file, followed by the
-// removed event types in the order of the old file.
+// Diff returns the differences between two catalogs, either of which may be nil. They are in the order of the event types in the new
+// catalog, followed by the removed event types in the order of the old catalog.
 func Diff(before, after *Catalog) []Change {
 	var d differ
 	for _, e := range after.Entries() {
@@ -46,9 +46,11 @@ func Diff(before, after *Catalog) []Change {
 	return d.changes
 }
 
-// CheckChange returns the changes from one catalog to the next, either of which may be nil. The error is of kind fault.Invalid if the
-// order of an event type changes back from [orderNone] to [orderURI] while the log distributes unordered events over several partitions,
-// because readers of ordered events do not read all of these partitions.
+// CheckChange returns the changes from one catalog to the next, either of which may be nil.
+//
+// It returns an error of kind fault.Invalid if the order of an event type changes back from [orderNone] to [orderURI] while the log
+// distributes unordered events over several partitions. Readers of ordered events do not read all these partitions, so they would miss
+// events.
 func CheckChange(db store.DB, before, next *Catalog) ([]Change, error) {
 	if before != nil && (&eventlog.Log{DB: db}).Spreads() {
 		for _, e := range next.Entries() {
@@ -102,8 +104,8 @@ func (d *differ) compareEntries(a, b *Entry) {
 	d.compareSchemas("params", a.ParamsSchema, b.ParamsSchema)
 }
 
-// compareLists adds a change for each value that only one of the lists a and b has. The parameter added is the format of the change's text
-// for a new value, e.g. "the delivery mode %s is added", and removed is the format for a removed value.
+// compareLists adds a change for each value that only one of the lists a and b has. The parameter added is the format of the change's
+// text for a new value, for example "the delivery mode %s is added", and removed is the format for a removed value.
 func (d *differ) compareLists(a, b []string, added string, addedBreaks bool, removed string, removedBreaks bool) {
 	for _, x := range b {
 		if !slices.Contains(a, x) {
@@ -151,7 +153,7 @@ func (d *differ) compareAccess(a, b *Access) {
 	}
 }
 
-// compareSchemas adds a change if two schemas differ. The change's text calls them by the parameter what, e.g. "payload". Only new
+// compareSchemas adds a change if two schemas differ. The parameter what names them in the change's text, for example "payload". Only new
 // optional properties and annotations are safe for both publishers and subscribers. Any other change may break some of them.
 func (d *differ) compareSchemas(what string, a, b json.RawMessage) {
 	var x, y any
@@ -220,8 +222,8 @@ func findIncompatible(a, b any, at string) string {
 	return ""
 }
 
-// describeDifference describes how the values a and b at a JSON pointer (at) differ: it returns the pointer and, for lists such
-// as required, the values that only one of the lists has.
+// describeDifference describes how the old value a and the new value b at a JSON pointer differ. It returns the pointer and, for lists
+// such as required, the values that only one of the lists has.
 func describeDifference(a, b any, at string) string {
 	x, _ := a.([]any)
 	y, _ := b.([]any)
@@ -278,8 +280,8 @@ const (
 	featurePayload = "payloadSchema"
 )
 
-// FindBreakingFeature returns the part of an event type that changed incompatibly for existing subscriptions, by the rules of
-// [Diff], or "". It ignores delivery modes and access, which callers check separately.
+// FindBreakingFeature returns the part of an event type that changed incompatibly for existing subscriptions, by the rules of [Diff], or
+// "" if there is no such part. It ignores delivery modes and access, which callers check separately.
 func FindBreakingFeature(before, after *Entry) (feature string) {
 	var input, payload differ
 	if before.Pattern() != after.Pattern() {
@@ -347,8 +349,8 @@ func (e *Entry) EncodeContract() []byte {
 // ContractID returns a hash of [Entry.EncodeContract], as a text of 22 characters.
 func (e *Entry) ContractID() string { return e.contractID() }
 
-// HashTerms returns a hash of the terms of each event type, by name: its contract, its access rule, and whether webhooks are
-// allowed. If it changes, webhook subscriptions are rechecked.
+// HashTerms returns, by name, a hash of each event type's terms: its contract ([Entry.EncodeContract]), its access rule, and whether
+// webhooks are allowed. If the hash changes, the webhook subscriptions to the event type are checked again.
 func (c *Catalog) HashTerms() map[string]string {
 	out := make(map[string]string, len(c.entries))
 	for _, e := range c.entries {

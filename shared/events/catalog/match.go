@@ -57,15 +57,15 @@ func (n *node) overlap(segs []segment) *Entry {
 	return nil
 }
 
-// Match returns the event type of a URI and the decoded values of its template's variables, or false if the URI is not canonical.
-// The map is nil for a fixed URI. The URI of a backend's event matches only types of that backend, even if a template of the
+// Match returns the event type that matches a URI, and the decoded values of its template's variables. It returns false if no event type
+// matches or the URI is not canonical. The URI of a backend's event matches only types of that backend, even if a template of the
 // operator begins with a variable.
 func (c *Catalog) Match(uri string) (*Entry, map[string]string, bool) {
 	return c.match(uri, false)
 }
 
-// MatchPattern is like [Catalog.Match], for a pattern that [CanonicalPattern] returned. A segment "*" in the pattern stands for any
-// value of a variable, so it matches only a variable of the template, and the map has no value for that variable.
+// MatchPattern is like [Catalog.Match], for a pattern that [CanonicalPattern] returned. A segment "*" in the pattern stands for any value
+// of a variable. It matches only a variable of the template, and the returned map has no value for this variable.
 func (c *Catalog) MatchPattern(pattern string) (*Entry, map[string]string, bool) {
 	return c.match(pattern, true)
 }
@@ -161,7 +161,7 @@ func (e *Entry) Expand(vars map[string]string) string {
 	return b.String()
 }
 
-// ListUnder returns the operator's entries below a canonical parent URI, in the order of the file. A parent URI is a prefix of whole
+// ListUnder returns the operator's event types below a canonical parent URI, in the order of the file. A parent URI is a prefix of whole
 // segments. For example, event://github/acme is a parent of event://github/{owner}/{repo}/push.
 func (c *Catalog) ListUnder(uri string) (out []*Entry) {
 	rest, ok := canonicalRest(uri, false)

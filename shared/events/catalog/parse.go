@@ -14,8 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
-// Parse reads a catalog file. It reports all faults together: the error is of kind fault.Invalid, its text has a line for each fault,
-// for example "catalog.yaml:12: event a.b: uri must not be empty", and its data is a []strictyaml.Fault.
+// Parse parses a catalog file. It reports all faults together in an error of kind fault.Invalid, whose data is a []strictyaml.Fault. The
+// error's text has a line for each fault, for example "catalog.yaml:12: event a.b: uri must not be empty".
 func Parse(src []byte) (*Catalog, error) { return ParseFile("catalog.yaml", src) }
 
 // ParseFile parses a catalog like [Parse], with another file name in messages.
@@ -67,8 +67,8 @@ func (p *parser) readCatalog(root *strictyaml.Node) {
 	}
 }
 
-// readEntry reads an event type and, if its URI is valid, adds it to the trie. The order of the fields matters: other members refer to the
-// variables of the template, so the URI is read before them, and paramsSchema may describe filters, so the filters are read before it.
+// readEntry reads an event type and, if its URI is valid, adds it to the trie. The order of the fields matters, because a field may refer
+// to fields before it. For example, other fields refer to the variables of the template, and paramsSchema may describe filters.
 func (p *parser) readEntry(n *strictyaml.Node) {
 	e := &Entry{line: n.Line, Delivery: allModes(), Order: orderURI}
 	var uri *strictyaml.Node
@@ -379,7 +379,8 @@ var (
 	redactFlag = json.RawMessage(`{"type":"boolean","default":false,"description":"Leave out the members that the event type marks as sensitive."}`)
 )
 
-// filterSchema returns the schema of a filter's argument: a value, a list or a range. own is the operator's schema of a value, or nil.
+// filterSchema returns the schema of a filter's argument, which is a value, a list of values or a range. The parameter own is the
+// operator's schema of a value, or nil.
 func filterSchema(own json.RawMessage, ranges RangeType) json.RawMessage {
 	value, about := string(own), ""
 	if own == nil {
@@ -392,7 +393,8 @@ func filterSchema(own json.RawMessage, ranges RangeType) json.RawMessage {
 	return json.RawMessage(`{"anyOf":[` + value + `,{"type":"array","items":` + value + `,"minItems":1,"maxItems":50}` + span + `]` + about + `}`)
 }
 
-// inputSchema adds properties for the filters and "redact" to the params schema, and excludes additional properties.
+// inputSchema returns the schema of a subscription's arguments. It adds properties for the filters and for "redact" to the params schema,
+// and excludes additional properties.
 func inputSchema(e *Entry) json.RawMessage {
 	schema := map[string]json.RawMessage{}
 	if e.ParamsSchema != nil {
@@ -429,8 +431,8 @@ const (
 	TimeRange   RangeType = "date-time"
 )
 
-// RangeOf returns the ranges that a filter accepts. They follow from the filter's schema in paramsSchema or, without one, from the schema
-// of the payload member.
+// RangeOf returns the type of the ranges that a filter accepts. It follows from the filter's schema in paramsSchema. If that schema is
+// missing, it follows from the schema of the payload member that the filter compares.
 func (e *Entry) RangeOf(filter string) RangeType {
 	pointer, ok := e.Filters[filter]
 	if !ok {
@@ -463,7 +465,7 @@ func (e *Entry) RangeOf(filter string) RangeType {
 	return rangeType(at)
 }
 
-// rangeType returns the ranges for values with the given schema. For an array the schema of its elements decides.
+// rangeType returns the type of the ranges for values with the given schema. For an array, the schema of its elements decides.
 func rangeType(schema json.RawMessage) RangeType {
 	var s struct {
 		Type   any             `json:"type"`

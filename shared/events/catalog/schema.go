@@ -66,7 +66,8 @@ func (e *Entry) ValidateParams(vars map[string]string) error {
 	return e.newUnfitError("variables", faults)
 }
 
-// ValidateArguments checks the arguments of a subscription by name, like [Entry.ValidateParams], against [Entry.InputSchema].
+// ValidateArguments checks the arguments of a subscription by name against [Entry.InputSchema]. Its errors have the same form as the
+// errors of [Entry.ValidateParams].
 func (e *Entry) ValidateArguments(arguments []byte) error {
 	if e.ParamsSchema == nil && string(arguments) == "{}" {
 		return nil // avoids compiling the schema, which accepts an empty object
@@ -108,7 +109,7 @@ func (e *Entry) coerce(name, text string) any {
 	return text
 }
 
-// checkNumbers adds a fault for each number that is expensive to compare exactly (e.g. 1e999999), and for too deep nesting.
+// checkNumbers adds a fault for each number that is expensive to compare exactly, for example 1e999999, and for too deep nesting.
 func checkNumbers(v any, path []string, depth int, faults []jsonpointer.Fault) []jsonpointer.Fault {
 	if depth > event.MaxDepth {
 		return append(faults, jsonpointer.Fault{Pointer: pointerOf(path), Message: fmt.Sprintf("is nested deeper than %d levels", event.MaxDepth)})
@@ -193,7 +194,7 @@ func pointerOf(path []string) string {
 	return b.String()
 }
 
-// noLoader refuses references to other documents.
+// noLoader is a loader for the JSON Schema library that refuses references to other documents.
 type noLoader struct{}
 
 var errNoLoader = errors.New("references to other documents are not followed")
@@ -203,7 +204,8 @@ func (noLoader) Load(string) (any, error) { return nil, errNoLoader }
 // schemaURL is the base URL of every schema, because the JSON Schema library needs one.
 const schemaURL = "catalog:///schema"
 
-// schema returns a JSON Schema, compiled on the first call. This saves a Lambda function some milliseconds at its start.
+// schema is a function that returns a compiled JSON Schema. It compiles the schema on the first call, which saves a Lambda function some
+// milliseconds at its start.
 type schema func() (*jsonschema.Schema, error)
 
 func newSchema(raw json.RawMessage) schema {
@@ -283,8 +285,8 @@ func pickCause(ve *jsonschema.ValidationError) *jsonschema.ValidationError {
 	return &out
 }
 
-// deepestCause returns the depth of the deepest cause. other is 0 if that cause is a value of a wrong type, and 1 otherwise. Of two causes
-// with the same depth, it prefers one with other = 1.
+// deepestCause returns the depth of the deepest cause of a validation error. The result other is 0 if this cause is a value of a wrong
+// type, and 1 otherwise. Of two causes with the same depth, deepestCause prefers the one with other = 1.
 func deepestCause(ve *jsonschema.ValidationError) (depth, other int) {
 	if len(ve.Causes) == 0 {
 		if _, ok := ve.ErrorKind.(*kind.Type); !ok {
@@ -398,9 +400,11 @@ const (
 	maxCheck = 50_000_000
 )
 
-// schemaCost estimates how long a schema takes to evaluate: the number of JSON values in it after each reference is replaced by its target,
-// plus the cost of its patterns. The result exceeds maxSchemaCost if the size cannot be known: for circular references, for references
-// other than JSON pointers into the schema, and for draft 4, in which a member "id" may change what a reference means.
+// schemaCost estimates how long a schema takes to evaluate: the number of JSON values in it after each reference is replaced by its
+// target, plus the cost of its patterns. The result exceeds maxSchemaCost if the schema has
+//   - a circular reference,
+//   - a reference other than a JSON pointer into the schema, or
+//   - draft 4, in which a member "id" may change what a reference means.
 func schemaCost(raw json.RawMessage) int {
 	root := jsonrpc.Value(raw)
 	c := coster{root: root, known: map[string]int{}}

@@ -71,7 +71,8 @@ func Names(ctx context.Context, db store.DB) (names []string, err error) {
 	return names, err
 }
 
-// Load reads the workspace's catalog or else the shared one. If both are missing, the error is of kind fault.NotFound.
+// Load reads the workspace's catalog or, if that is missing, the shared catalog. If both are missing, the error is of kind
+// fault.NotFound.
 func Load(ctx context.Context, db store.DB, workspace string) (*Catalog, error) {
 	for _, name := range []string{workspace, Shared} {
 		d, err := Read(ctx, db, name)
@@ -87,7 +88,7 @@ func Load(ctx context.Context, db store.DB, workspace string) (*Catalog, error) 
 
 var errNoCatalog = fault.New(fault.NotFound, "unknown workspace, or a workspace without a catalog")
 
-// Source returns the current catalog of a workspace. For an unknown workspace the error is of kind fault.NotFound. A Source may be used
+// Source provides the current catalogs of workspaces. For an unknown workspace, the error is of kind fault.NotFound. A Source may be used
 // concurrently.
 type Source interface {
 	Catalog(ctx context.Context, workspace string) (*Catalog, error)
@@ -96,7 +97,7 @@ type Source interface {
 // Static is a [Source] with the same catalog for all workspaces.
 type Static struct{ current atomic.Pointer[Catalog] }
 
-// NewStatic returns a Static with a catalog.
+// NewStatic returns a Static with the catalog c.
 func NewStatic(c *Catalog) *Static {
 	s := &Static{}
 	s.current.Store(c)
