@@ -29,7 +29,7 @@ var decoders = map[string]func(string) ([]byte, error){
 	"": hex.DecodeString, "hex": hex.DecodeString, "base64": base64.StdEncoding.Strict().DecodeString,
 }
 
-// mac verifies message authentication codes.
+// mac verifies signatures that are message authentication codes (HMAC), with one secret.
 type mac struct {
 	hash   func() hash.Hash
 	decode func(string) ([]byte, error)
@@ -37,7 +37,8 @@ type mac struct {
 	signed template
 }
 
-// check returns a hash of the text that one of the signatures signs, or the reason for refusing the request.
+// check verifies that at least one of the signatures matches the signed text of a request. It returns a hash of the signed text, or the
+// reason for refusing the request.
 func (m mac) check(r Request, timestamp string, signatures []string) (signed string, no *refusal) {
 	if len(signatures) > maxSignatures {
 		return "", refuse(manySignatures)
@@ -95,8 +96,8 @@ func bindHMAC(s Settings, secret string) (check, error) {
 	}, nil
 }
 
-// splitSignatures splits a header into signatures, at spaces and commas. If the prefix of a signature contains a comma, it splits only at
-// spaces. Encoded signatures contain no spaces or commas.
+// splitSignatures splits the value of a header into signatures, at spaces and commas. If the prefix contains a comma, it splits only at
+// spaces. Parts without the prefix are ignored.
 func splitSignatures(header, prefix string) (out []string, no *refusal) {
 	parts := strings.FieldsFunc(header, func(r rune) bool {
 		return r == ' ' || r == '\t' || r == ',' && !strings.Contains(prefix, ",")
@@ -112,7 +113,7 @@ func splitSignatures(header, prefix string) (out []string, no *refusal) {
 	return out, nil
 }
 
-// bindStripe verifies Stripe-Signature: t=…,v1=…,v1=…,v0=…, where v0 is the signature of test events and is not used.
+// bindStripe returns the check of the header Stripe-Signature: t=…,v1=…,v1=…,v0=…. The signatures v0 are for test events and are ignored.
 func bindStripe(_ Settings, secret string) (check, error) {
 	signed, err := parseTemplate("{timestamp}.{body}")
 	if err != nil {
@@ -156,7 +157,8 @@ func splitStripe(header string) (timestamp string, signatures []string, no *refu
 	return timestamp, signatures, nil
 }
 
-// singleHeader returns the value of a header that must occur exactly once.
+// singleHeader returns the value of a header that must occur exactly once. The parameter missing is the reason for refusing a request
+// without the header.
 func singleHeader(h http.Header, name, missing string) (string, *refusal) {
 	switch values := h.Values(name); {
 	case len(values) > 1:
@@ -206,7 +208,8 @@ const (
 	partHeader
 )
 
-// parseTemplate parses text with the placeholders {body} (exactly once), {timestamp} and {header:NAME}.
+// parseTemplate parses the text that a provider signs. The text may have the placeholders {body} (exactly once), {timestamp} and
+// {header:NAME}.
 func parseTemplate(text string) (template, error) {
 	if len(text) > maxTemplate {
 		return nil, fault.New(fault.Invalid, "has %d bytes, %d are allowed", len(text), maxTemplate)

@@ -1,10 +1,10 @@
 // Package verify authenticates the sender of a request: it checks the signature or secret that a webhook provider puts into each request.
-// No other part of the request is used before that (SRC-02).
+// The request is not used for anything else before this check (SRC-02).
 //
-// [Settings] select a scheme: one of a provider, or hmac, which has its own settings. [New] combines the scheme with
-// the source's secrets. There may be several secrets, so that one can be replaced while requests with the old one still arrive. Most
-// schemes only find the signatures, the time and the signed text in a request. The function mac.check then verifies the signatures
-// in constant time.
+// [Settings] select a scheme: the scheme of a provider, for example [GitHub], or the general scheme hmac with further settings. [New]
+// combines the scheme with the source's secrets. There may be several secrets, so that one can be replaced while requests with the old
+// one still arrive. Most schemes only find the signatures, the time and the signed text in a request. The function mac.check then
+// verifies the signatures in constant time.
 //
 // Package source turns verified requests into events.
 package verify
@@ -32,7 +32,7 @@ type Request struct {
 	Header http.Header
 	// Body is the raw body, which most schemes sign.
 	Body []byte
-	// Key is the segment of the path after the source's name. Only the scheme none uses it.
+	// Key is the segment of the path after the source's name. Only the scheme none uses it, as a secret that replaces a signature.
 	Key string
 }
 
@@ -56,7 +56,7 @@ type Verifier struct {
 	tolerance time.Duration
 }
 
-// check verifies a request with one secret.
+// check verifies a request with one secret. It returns a refusal if the request does not match the secret.
 type check func(Request) (proof, *refusal)
 
 // proof has the parts of a verified request that its signature covers, so that an attacker cannot change them.
@@ -151,11 +151,11 @@ func (v *Verifier) String() string { return "verify by " + v.name }
 // GoString returns the scheme too, because logging with %#v calls it instead of String.
 func (v *Verifier) GoString() string { return v.String() }
 
-// maxChallenge is the maximum length of a challenge. Slack's have about fifty characters.
+// maxChallenge is the maximum length of a challenge. The challenges of Slack have about fifty characters.
 const maxChallenge = 1000
 
-// Challenge returns the challenge in a url_verification request of Slack's Events API, which Slack sends when someone enters the URL of the
-// server. body is the decoded JSON of a verified request. Challenge returns false for any other body.
+// Challenge returns the challenge in a url_verification request, which Slack sends when someone enters the server's URL in Slack. The
+// parameter body is the decoded JSON of a verified request. Challenge returns false for any other body.
 func Challenge(body any) (string, bool) {
 	object, _ := body.(map[string]any)
 	if object["type"] != "url_verification" {
@@ -227,7 +227,7 @@ func bindGitLab(s Settings, secret string) (check, error) {
 	}, nil
 }
 
-// equalTo compares strings with the secret in constant time. It compares hashes to hide the secret's length.
+// equalTo returns a function that compares a string with the secret in constant time. It compares hashes to hide the secret's length.
 func equalTo(secret string) func(string) bool {
 	want := sha256.Sum256([]byte(secret))
 	return func(s string) bool {
@@ -236,8 +236,8 @@ func equalTo(secret string) func(string) bool {
 	}
 }
 
-// bindStandardWebhooks verifies signatures with the specification's own library. We check the time ourselves, because
-// the library uses its own clock and a fixed tolerance of five minutes.
+// bindStandardWebhooks returns the check of signatures of Standard Webhooks. It uses the specification's own library, but checks the time
+// itself, because the library uses its own clock and a fixed tolerance of five minutes.
 func bindStandardWebhooks(_ Settings, secret string) (check, error) {
 	key, err := webhookKey(secret)
 	if err != nil {
@@ -297,7 +297,7 @@ const (
 
 // Settings configure how a source verifies its senders. The zero value of a setting means its default.
 type Settings struct {
-	// Scheme is the name of a scheme, e.g. [GitHub]. It has no default.
+	// Scheme is the name of a scheme, for example [GitHub]. It has no default.
 	Scheme string
 	// Header, for the scheme hmac, is the header with the signatures, which are separated by commas or spaces.
 	Header string
@@ -305,7 +305,7 @@ type Settings struct {
 	Algorithm string
 	// Encoding, for hmac, is hex (the default) or base64.
 	Encoding string
-	// Prefix, for hmac, precedes each signature, e.g. "sha256=". Signatures without it are ignored.
+	// Prefix, for hmac, precedes each signature, for example "sha256=". Signatures without it are ignored.
 	Prefix string
 	// Signed, for hmac, is the text that the provider signs, with the placeholders {body}, {timestamp} and
 	// {header:NAME}. The default is {body}.
@@ -334,7 +334,7 @@ var (
 // Schemes returns the names of all schemes.
 func Schemes() []string { return slices.Sorted(maps.Keys(schemes)) }
 
-// Check returns all problems as one fault of kind Invalid, whose data is a []Fault.
+// Check returns all problems of the settings as one fault of kind Invalid, whose data is a []Fault.
 func (s Settings) Check() error {
 	var faults []Fault
 	fail := func(setting, format string, args ...any) {
@@ -434,12 +434,13 @@ func (s Settings) complete() Settings {
 	return s
 }
 
-// signsTime reports whether the signature covers the time. If not, recorded requests can be replayed at any time.
+// signsTime reports whether the signature covers a time. If not, recorded requests can be replayed at any time.
 func (s Settings) signsTime() bool {
 	return schemes[s.Scheme].timed || s.Scheme == HMAC && s.Timestamp != ""
 }
 
-// Headers returns the lower-case names of the headers with credentials or signatures, which documents omit.
+// Headers returns the lower-case names of the headers with credentials or signatures. These headers are left out of the document from
+// which an event is made.
 func (s Settings) Headers() []string {
 	if s.Scheme == HMAC {
 		return []string{strings.ToLower(s.Header)}
@@ -451,8 +452,8 @@ func (s Settings) Headers() []string {
 const (
 	MaxSecrets = 5  // the maximum number of secrets of a source
 	minSecret  = 16 // bytes
-	// minPathSecret is the minimum for a secret in the URL's path (scheme none). Such secrets are often hexadecimal, and 24 hexadecimal
-	// digits have 96 bits.
+	// minPathSecret is the minimum length of a secret in the URL's path (scheme none). Such secrets are often hexadecimal, and 24
+	// hexadecimal digits have 96 bits.
 	minPathSecret = 24
 	maxSecret     = 1024
 
