@@ -1,11 +1,11 @@
-// Package pattern evaluates event patterns in the syntax of Amazon EventBridge. A mapping of a source uses a pattern to select documents
-// (SRC-03).
+// Package pattern evaluates event patterns in the syntax of Amazon EventBridge. A source's mapping uses a pattern to select the
+// documents, which are decoded requests or messages, that become its events (SRC-03).
 //
-// A pattern has the shape of the documents that it matches, with a list of allowed values at each leaf. It matches if every leaf
-// matches, and a leaf matches if one of its values does. If a document has an array, the pattern is applied to each of its elements.
-// Leaves below the same array of objects must all match in the same element.
+// A pattern has the shape of the documents that it matches, with a list of allowed values at each leaf. It matches if every leaf matches,
+// and a leaf matches if the document has one of the allowed values there. If a document has an array, the pattern is applied to each of
+// its elements. Leaves below the same array of objects must all match in the same element.
 //
-// Package source defines documents, and turns matching documents into events.
+// Package source turns matching documents into events.
 package pattern
 
 import (
@@ -22,12 +22,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Limits of a pattern. The time of [Pattern.Matches] is at most the document's length times the number of values.
+// Limits of a pattern. The time that [Pattern.Matches] takes grows at most with the document's length times the number of values.
 const (
 	// maxSize is the maximum length of a pattern in bytes. EventBridge allows 2048 characters.
 	maxSize  = 8 << 10
 	maxDepth = jsonpointer.MaxDepth
-	// maxAlternatives limits the alternatives of a pattern, like EventBridge does. For example, two $or lists of 3 patterns make 9.
+	// maxAlternatives limits the alternatives into which the $or lists of a pattern expand, like EventBridge does. For example, two $or
+	// lists of 3 patterns make 9 alternatives.
 	maxAlternatives = 1000
 	maxValues       = 20_000 // the maximum number of values in all alternatives together
 )
@@ -41,7 +42,7 @@ type Pattern struct {
 // MarshalJSON returns the pattern as it was written.
 func (p *Pattern) MarshalJSON() ([]byte, error) { return p.text, nil }
 
-// Matches reports whether doc matches. Numbers in doc must be of type json.Number.
+// Matches reports whether the document doc matches the pattern. Numbers in doc must be of type json.Number.
 func (p *Pattern) Matches(doc any) bool {
 	if _, ok := doc.(map[string]any); !ok {
 		return false
@@ -49,11 +50,13 @@ func (p *Pattern) Matches(doc any) bool {
 	return slices.ContainsFunc(p.alternatives, func(n *node) bool { return n.matches(doc) })
 }
 
-// node is a part of an alternative with the shape of the documents: it has either an object's fields or a leaf.
+// node is a level of one alternative of a pattern, arranged like the documents. It has either the fields of an object or a leaf with
+// allowed values.
 type node struct {
 	fields []field
 	leaf   *leaf
-	// wanting is true if a leaf at or below the node needs a value, and false if all of them require that the value is missing.
+	// wanting is true if at least one leaf at or below the node requires a value. It is false if all these leaves require that the value
+	// is missing.
 	wanting bool
 }
 
@@ -71,10 +74,10 @@ type leaf struct {
 	values  []test
 }
 
-// test reports whether a scalar value is allowed.
+// test reports whether a scalar value of a document is allowed.
 type test func(value any) bool
 
-// missing stands for a member that does not exist, as opposed to one that is null.
+// missing is the value of a member that does not exist in a document. A member that is null has the value nil instead.
 type missing struct{}
 
 func (n *node) matches(value any) bool {
@@ -114,7 +117,7 @@ func (l *leaf) matches(value any) bool {
 	})
 }
 
-// contains reports whether a value, or an element of an array, passes the test. Objects and missing values never pass.
+// contains reports whether a value passes the test, or is an array with an element that passes it. Objects and missing values never pass.
 func contains(value any, ok test) bool {
 	switch value := value.(type) {
 	case map[string]any, missing:
@@ -158,7 +161,7 @@ type conjunction []*leaf
 
 type parser struct {
 	faults []jsonpointer.Fault
-	// tooLarge stops the parser from combining alternatives, after a fault about their number.
+	// tooLarge is true after a fault about too many alternatives or values. The parser then stops combining alternatives.
 	tooLarge bool
 }
 
@@ -166,7 +169,7 @@ func (p *parser) fail(pointer, format string, args ...any) {
 	p.faults = append(p.faults, jsonpointer.Fault{Pointer: pointer, Message: fmt.Sprintf(format, args...)})
 }
 
-// parseObject returns the alternatives of an object: the combinations of its members' alternatives.
+// parseObject parses an object in a pattern and returns its alternatives, which are all combinations of its members' alternatives.
 func (p *parser) parseObject(value any, path []string, pointer string) []conjunction {
 	members, ok := value.(map[string]any)
 	switch {
@@ -208,8 +211,8 @@ func (p *parser) parseOr(list []any, path []string, pointer string) (out []conju
 	return out
 }
 
-// combine combines each alternative of a with each of b, unless the result would be too large. It checks that before it allocates
-// memory for the result.
+// combine combines each alternative of a with each alternative of b. If the result would be too large, combine adds a fault and returns
+// a. It checks the size before it allocates memory for the result.
 func (p *parser) combine(a, b []conjunction, pointer string) []conjunction {
 	if p.tooLarge {
 		return a
@@ -243,7 +246,8 @@ func countValues(all []conjunction) (values int) {
 	return values
 }
 
-// parseLeaf parses the list of allowed values. For a list that allows both absence and some values, it returns two alternatives.
+// parseLeaf parses the list of allowed values at a path. If the list allows some values but also a missing one, parseLeaf returns two
+// alternatives.
 func (p *parser) parseLeaf(list []any, path []string, pointer string) (out []conjunction) {
 	if len(list) == 0 {
 		p.fail(pointer, "is an empty list, which matches nothing")
@@ -268,7 +272,8 @@ func (p *parser) parseLeaf(list []any, path []string, pointer string) (out []con
 	return out
 }
 
-// buildTree arranges the leaves of a conjunction like the document, so that matching walks both together.
+// buildTree arranges the leaves of a conjunction in a tree with the shape of the documents, so that matching can walk through both trees
+// together.
 func (p *parser) buildTree(c conjunction) *node {
 	root := &node{}
 	for _, l := range c {

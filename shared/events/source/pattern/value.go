@@ -33,7 +33,8 @@ func operatorOf(v any) (name string, operand any) {
 	return "", nil
 }
 
-// parseValue parses one value of a leaf. It returns nil after a fault.
+// parseValue parses one allowed value of a leaf and returns the test for it. If the value is not valid, parseValue adds a fault and
+// returns nil.
 func (p *parser) parseValue(v any, pointer string) test {
 	switch v := v.(type) {
 	case map[string]any:
@@ -121,7 +122,8 @@ func fold(s string) string {
 	}, s)
 }
 
-// parseWildcard returns a matcher that takes linear time: it looks for the first occurrence of each part between the wildcards.
+// parseWildcard returns a function that matches texts against s, in which * stands for any characters. The function takes linear time,
+// because it looks only for the first occurrence of each part between the wildcards.
 func (p *parser) parseWildcard(s, pointer string) func(string) bool {
 	parts := []string{""}
 	for i := 0; i < len(s); i++ {
@@ -221,7 +223,8 @@ func (p *parser) parseException(operator string, v any, pointer string) test {
 	return nil
 }
 
-// compareTo returns a test for numbers. The test compares a number with n, and calls the function holds with the result.
+// compareTo returns a test for numbers. The test compares a number with n, and passes if holds returns true for the result, which is
+// negative, 0 or positive.
 func compareTo(n json.Number, holds func(int) bool) test {
 	d := jsonrpc.ParseDecimal(n)
 	return func(value any) bool {
@@ -238,7 +241,8 @@ var relations = map[string]func(int) bool{
 	">=": func(c int) bool { return c >= 0 },
 }
 
-// parseNumeric parses the operand of the numeric operator: ["=", n], a bound, or a lower and an upper bound.
+// parseNumeric parses the operand of the numeric operator: ["=", n], a bound such as [">", 0], or a lower and an upper bound such as
+// [">=", 0, "<", 10].
 func (p *parser) parseNumeric(v any, pointer string) test {
 	list, _ := v.([]any)
 	var operators []string
