@@ -452,7 +452,7 @@ func (slot *bodySlot) averageRate(now time.Time) float64 {
 	return float64(slot.received) / max(now.Sub(slot.since), time.Millisecond).Seconds()
 }
 
-// await adds the number of bytes that have just arrived to the slot, and sets the deadline for reading more. It returns false if another
+// await adds the number of bytes that have arrived to the slot, and sets the deadline for reading more. It returns false if another
 // request took the slot.
 func (slot *bodySlot) await(control *http.ResponseController, until time.Time, arrived int64) bool {
 	slot.slots.mu.Lock()

@@ -32,13 +32,13 @@ var files embed.FS
 
 // Provider is a service whose webhooks or messages become events.
 type Provider struct {
-	// Name is the name of the provider's folder, and of the provider in the command catalog init.
+	// Name is the name of the provider's folder. It also selects the provider in the command "catalog init".
 	Name string `yaml:"-"`
 	// Title is the provider's own name for itself.
 	Title string `yaml:"title"`
 	// Documentation is the URL of the provider's page about its webhooks or messages.
 	Documentation string `yaml:"documentation"`
-	// Setup lists the steps for a person, in order.
+	// Setup lists the steps with which a person sets up the provider, in order.
 	Setup []string `yaml:"setup"`
 }
 
