@@ -26,7 +26,7 @@ type completion struct {
 	HasMore bool     `json:"hasMore"`
 }
 
-// completionRequest is a request to complete the value of a variable in an event type's template.
+// completionRequest is a client's request to suggest values for a variable of an event type's URI template.
 type completionRequest struct {
 	entry *catalog.Entry
 	name  string
@@ -40,7 +40,8 @@ type Completions struct {
 	Log      *eventlog.Log
 }
 
-// Complete serves completion/complete. It suggests values for a variable of an event template, from the schema and from past events.
+// Complete serves completion/complete. It suggests values for a variable of an event type's URI template. The values are from the event
+// type's schema, from the caller's token and from past events.
 func (h *Completions) Complete(ctx context.Context, c *method.Call) (method.Result, error) {
 	cat, err := h.Catalogs.CatalogOf(ctx, c.Principal)
 	if err != nil {
@@ -63,8 +64,8 @@ func (h *Completions) Complete(ctx context.Context, c *method.Call) (method.Resu
 	return method.Result{Members: [][]byte{[]byte(`"completion":`), jsonrpc.Encode(out)}}, nil
 }
 
-// readCompletion reads the params of completion/complete. For a template that the caller cannot see, it returns the same error as for
-// an unknown one.
+// readCompletion reads the params of completion/complete. For a template that the caller cannot see, it returns the same error as for an
+// unknown template.
 func readCompletion(c *method.Call, cat *catalog.Catalog) (q completionRequest, err error) {
 	ref, argument := c.Param("ref"), c.Param("argument")
 	kind, _ := jsonrpc.String(jsonrpc.Member(ref, "type"))
@@ -117,8 +118,8 @@ func schemaValues(q completionRequest) (values []string) {
 	return values
 }
 
-// seenValues returns the variable's values in past events that the caller may receive. It searches below the known part of the
-// template. For example, for event://repos/{owner}/{name} and the owner acme, it searches below event://repos/acme.
+// seenValues returns the variable's values in past events that the caller may receive. It searches the URIs below the part of the
+// template that is known. For example, for event://repos/{owner}/{name} and the owner acme, it searches below event://repos/acme.
 func (h *Completions) seenValues(ctx context.Context, p auth.Principal, cat *catalog.Catalog, q completionRequest) (values []string, err error) {
 	known := maps.Clone(q.given)
 	delete(known, q.name)
@@ -148,8 +149,8 @@ func (h *Completions) seenValues(ctx context.Context, p auth.Principal, cat *cat
 	return values, nil
 }
 
-// rank returns the values that match the typed text, first the values that begin with the text. If a claim restricts the variable,
-// rank keeps only values that the caller's claim contains.
+// rank returns the values that contain the typed text, and puts the values that begin with the text first. If the event type's access
+// rule names a claim for the variable, rank keeps only values that the claim in the caller's token contains.
 func (q completionRequest) rank(p auth.Principal, values []string) []string {
 	typed := strings.ToLower(q.typed)
 	begin, within := []string{}, []string(nil)
@@ -169,8 +170,8 @@ func (q completionRequest) rank(p auth.Principal, values []string) []string {
 	return append(begin, within...)
 }
 
-// claim returns the name of the token's claim that must contain the variable's value, so that the caller may receive the event. It
-// returns false if the event type's access rule has no such claim.
+// claim returns the name of a claim in the caller's token. By the event type's access rule, the caller receives only events for which
+// this claim contains the variable's value. It returns false if the rule does not restrict the variable.
 func (q completionRequest) claim() (name string, ok bool) {
 	if q.entry.Access == nil {
 		return "", false

@@ -34,7 +34,7 @@ type Lists struct {
 	PageSize      int
 	Anonymous     bool // set in development: the anonymous principal of --auth none may use events/subscribe
 
-	// kept caches the encoded catalogs. It is bounded because replaced catalogs stay in it.
+	// kept caches the encoded lists of each catalog. It is bounded, because a catalog stays in the cache when a newer one replaces it.
 	kept *bounded.Map[*catalog.Catalog, *listing]
 }
 
@@ -42,12 +42,12 @@ const maxListings = 256
 
 // Backends gives the lists access to the backends behind the gateway.
 type Backends interface {
-	// Any reports whether there are backends. The answer may change at any time.
+	// Any reports whether there are backends. The result may change at any time.
 	Any(ctx context.Context) bool
-	// StartCommands starts the client's backends that are local programs and have not run yet, because their event types are unknown
-	// until then.
+	// StartCommands starts the client's backends that are local programs and have not run yet. The event types of such a backend are
+	// unknown before its first run.
 	StartCommands(ctx context.Context, c api.Client)
-	// List returns the combined list of the client's backends.
+	// List returns the items of the given kind, for example tools, that all backends of the client have.
 	List(ctx context.Context, c api.Client, kind api.Kind) *api.List
 }
 
@@ -210,7 +210,7 @@ func subscriptionResource(v subscription.View) []byte {
 	return append(b, `}}`...)
 }
 
-// ListEvents serves events/list (SEP-3415). It leaves out event types that the caller cannot receive in any mode.
+// ListEvents serves events/list (SEP-3415). It leaves out event types that the caller cannot receive in any delivery mode.
 func (h *Lists) ListEvents(ctx context.Context, c *method.Call) (method.Result, error) {
 	if h.Backends.Any(ctx) {
 		h.Backends.StartCommands(ctx, c.Client())
@@ -252,10 +252,11 @@ func (h *Lists) ListEvents(ctx context.Context, c *method.Call) (method.Result, 
 	return r, err
 }
 
-// readCallerEvent reads an event type from a list that a backend returned for this caller. The backend acts for its callers, so its
-// event types may differ from caller to caller. The parameter entry is the catalog's event type with the same name. readCallerEvent
-// returns nil if x is malformed, if the name belongs to another event type, or if the backend delivers the type only by webhook,
-// because the gateway receives a backend's events only on streams and with polls.
+// readCallerEvent reads an event type from a list that a backend returned for this caller. If a backend is called with its callers'
+// tokens, its event types may differ between callers. The parameter entry is the catalog's event type with the same name.
+//
+// readCallerEvent returns nil if x is malformed, or if the name belongs to another event type. It also returns nil if the backend
+// delivers the type only by webhook, because the gateway receives a backend's events only on streams and with polls.
 func readCallerEvent(entry *catalog.Entry, x api.Entry) *catalog.Entry {
 	var t struct {
 		catalog.BackendType
@@ -330,7 +331,8 @@ type listed struct {
 	pieces [][]byte
 }
 
-// entries are the entries of the catalog in one list. The map at has the index of each entry by its name.
+// entries are the catalog's event types that one of the lists contains, for example resources/list. The map at has the index of each
+// event type by its name.
 type entries struct {
 	all []listed
 	at  map[string]int
@@ -344,7 +346,7 @@ func (es *entries) add(entry *catalog.Entry, text []byte) {
 	es.all = append(es.all, listed{entry, [][]byte{text}})
 }
 
-// listing has the encoded entries of a catalog.
+// listing has the event types of a catalog, encoded for each of the lists.
 type listing struct {
 	resources, templates, events entries
 	open                         bool // all principals see the same lists, because no entry has an access rule
@@ -391,7 +393,8 @@ func encodeCatalog(cat *catalog.Catalog) *listing {
 	return l
 }
 
-// paramsSchema returns the entry's paramsSchema, or a schema that requires a string for each variable.
+// paramsSchema returns the JSON Schema for the variables of an event type's URI template. If the event type has no such schema,
+// paramsSchema returns a schema that requires a string for each variable.
 func paramsSchema(entry *catalog.Entry) json.RawMessage {
 	if entry.ParamsSchema != nil {
 		return entry.ParamsSchema
@@ -462,8 +465,8 @@ const (
 // maxCursor is the maximum length of a decoded cursor, in bytes. It suffices for a cursor with the longest name of an entry.
 const maxCursor = 1200
 
-// member returns the cursor as the JSON member nextCursor of a page. The parameter list is the name of the list, for example "tools",
-// and scope is the caching scope of the page.
+// member returns the cursor as the JSON member nextCursor of a page. The parameter list is the name of the list, for example "tools". The
+// parameter scope is the caching scope of the page.
 func (c cursor) member(list, scope string) []byte {
 	where := c.where
 	if scope == method.Public {
@@ -473,7 +476,7 @@ func (c cursor) member(list, scope string) []byte {
 	return append(b, '"')
 }
 
-// place is the position at which a page begins.
+// place is the position in a list at which a page begins.
 type place struct {
 	cursor
 	list  string // the list's member in the result
@@ -481,7 +484,8 @@ type place struct {
 	scope string // the caching scope of the previous page; empty for the first page
 }
 
-// readPlace reads the cursor in the request. The map at has the indices of the catalog's entries by their names.
+// readPlace returns the position that the request's cursor names, or the beginning of the list if the request has no cursor. The map at
+// has the indices of the catalog's entries by their names.
 func readPlace(c *method.Call, list string, at map[string]int) (place, error) {
 	token, given, err := c.OptionalString("cursor")
 	if err != nil || !given {
@@ -539,7 +543,7 @@ func (p *partedPage) add(pieces ...[]byte) {
 	p.room--
 }
 
-// addCatalog adds entries of the catalog. form encodes an entry, or returns nil to leave it out.
+// addCatalog adds entries of the catalog until the page is full. The function form encodes an entry, or returns nil to leave it out.
 func (p *partedPage) addCatalog(list entries, form func(listed) [][]byte) {
 	last := "" // the last visible entry, because the caller must not learn the names of others
 	for _, x := range list.all[min(p.from.first, len(list.all)):] {
@@ -581,8 +585,8 @@ func (p *partedPage) findStart(part byte) string {
 
 var closing = []byte("]")
 
-// result returns the page, with meta as members of _meta. All pages of a list must have the same caching scope (2026-07-28,
-// Caching). So if the previous page was public and this page is private, the client has to read the list from the beginning.
+// result returns the page, with meta as members of _meta. All pages of a list must have the same caching scope (2026-07-28, Caching). If
+// the previous page was public and this page is private, result returns an error, and the client has to read the list from the beginning.
 func (p *partedPage) result(meta []byte) (method.Result, error) {
 	switch p.from.scope {
 	case method.Public:

@@ -141,8 +141,8 @@ func (p *pushFraming) fail(name string, rpc *jsonrpc.Error) error {
 	return p.stream.Send(name, func(b []byte) []byte { return jsonrpc.AppendErrorObject(append(b, `"error":`...), rpc) }, nil, "")
 }
 
-// End notifies the client of the reason if the subscription has ended. It sends no cursor, because the client has the cursor of the
-// previous notification.
+// End ends the stream with the response to the request. If the subscription has ended, it first notifies the client of the reason. It
+// sends no cursor, because the client has the cursor of the previous notification.
 func (p *pushFraming) End(c *method.Call, why error) {
 	if end, ok := errors.AsType[*streams.Ended](why); ok {
 		rpc := p.stream.Streams.Faults.Translate(c.Request.Context(), end.Reason, p.version, p.profile)
@@ -151,9 +151,9 @@ func (p *pushFraming) End(c *method.Call, why error) {
 	p.stream.Complete(c, "")
 }
 
-// check returns a [streams.Ended] error if the current catalog no longer allows the subscription or, if credentials is true, if
-// the caller's credentials are no longer valid. If the event type has become ordered or unordered, check adds the partitions of
-// the event log to which its events go now.
+// check returns a [streams.Ended] error if the current catalog no longer allows the subscription. If the parameter credentials is true,
+// it also returns this error if the caller's credentials are no longer valid. If the event type has become ordered or unordered, check
+// adds the partitions of the event log to which its events go now.
 func (p *pushFraming) check(ctx context.Context, credentials bool) error {
 	if credentials {
 		if p.stream.CheckCredentials(ctx) != nil {

@@ -29,7 +29,7 @@ type Reads struct {
 	Subscriptions streams.Subscriptions
 }
 
-// Read serves resources/read for event URIs and for the caller's subscriptions.
+// Read serves resources/read for event URIs and for the URIs of the caller's webhook subscriptions.
 func (h *Reads) Read(ctx context.Context, c *method.Call) (method.Result, error) {
 	uri, err := c.RequiredString("uri")
 	if err != nil {
@@ -50,7 +50,7 @@ func (h *Reads) Read(ctx context.Context, c *method.Call) (method.Result, error)
 	return method.Result{Members: [][]byte{append(b, `}]`...)}, Cache: &method.Caching{TTL: 0, Scope: method.Private}}, nil
 }
 
-// latest is the content of an event URI, with the newest event first.
+// latest is the content that resources/read returns for an event URI, with the newest event first.
 type latest struct {
 	URI    string        `json:"uri"`
 	Events []latestEvent `json:"events"`
@@ -99,8 +99,8 @@ func (h *Reads) readEvents(ctx context.Context, p auth.Principal, uri string) ([
 	return text, fault.Wrap(fault.Internal, err, "encode the latest events of %s", uri)
 }
 
-// readLatest reads the newest events of a pattern that the principal may receive. For a wildcard, it reads the events below the
-// part of the pattern before the wildcard, for example below event://github/acme for event://github/acme/*/push.
+// readLatest reads the newest events that match a URI pattern and that the principal may receive. For a pattern with a wildcard, it
+// searches below the part before the wildcard, for example below event://github/acme for event://github/acme/*/push.
 func (h *Reads) readLatest(ctx context.Context, cat *catalog.Catalog, who auth.Principal, p match.Pattern) ([]event.Event, error) {
 	parent := p.URI()
 	switch p.Kind {
@@ -130,8 +130,9 @@ type subscriptionState struct {
 	Delivery      *deliveryStatus `json:"deliveryStatus"`
 }
 
-// deliveryStatus is the status of deliveries in the form of SEP-3415. It describes the time before the request: if a refresh ends the
-// suspension of a subscription, Active in the answer is still false.
+// deliveryStatus is the status of a webhook subscription's deliveries, in the form of SEP-3415. In the answer to a request that refreshes
+// the subscription, it describes the time before the refresh: Active is false if the subscription was suspended, although the refresh has
+// ended the suspension.
 type deliveryStatus struct {
 	Active         bool       `json:"active"`
 	LastDeliveryAt *time.Time `json:"lastDeliveryAt"`

@@ -194,7 +194,8 @@ func (h *Webhooks) readParams(c *method.Call) (r subscription.SubscribeRequest, 
 	return r, err
 }
 
-// readTTL reads ttlMs. The client leaves it out to ask for the default, and sends null to ask for a subscription that does not expire.
+// readTTL reads the param ttlMs, which is the lifetime that a client asks for. Without ttlMs, the subscription gets the default lifetime.
+// With null, the client asks for a subscription that does not expire.
 func readTTL(c *method.Call) (subscription.TTL, error) {
 	for key, value := range jsonrpc.Members(c.Msg.Params) {
 		if string(key) == "ttlMs" && string(value) == "null" {

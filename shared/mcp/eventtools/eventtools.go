@@ -1,7 +1,7 @@
-// Package eventtools declares events as MCP tools, for clients that support tools but no events: the names, descriptions,
-// schemas, limits and results of the tools, and how their arguments are read.
+// Package eventtools offers events as MCP tools, for clients that support tools but no events. It has the names, descriptions, schemas,
+// limits and results of the tools, and reads their arguments.
 //
-// The tools get their events from a [Source]. There is one for each transport:
+// The tools get their events from a [Source]. There is one implementation of it for each transport:
 //
 //	over HTTP   package logsource, at the MCP endpoint. It reads the server's event log and keeps nothing between two calls, so
 //	            that any instance can serve each call.
@@ -78,8 +78,8 @@ func object(properties, required string) json.RawMessage {
 	return json.RawMessage(`{"type":"object","properties":{` + properties + `},"required":[` + required + `],"additionalProperties":false}`)
 }
 
-// Tools returns the tools in the order in which clients show them. If keepsSubscriptions is true, the source knows the caller's
-// subscriptions, and a call of recent_events or wait_for_event without a subscription reads all of them.
+// Tools returns the tools in the order in which clients show them. The parameter keepsSubscriptions is true if the source knows the
+// caller's subscriptions. A call of recent_events or wait_for_event without a subscription then reads all of them.
 func Tools(keepsSubscriptions bool) []Tool {
 	const subscription = `"subscription":{"type":"string","description":"the subscription as the last call returned it`
 	one := subscription + `"}`
@@ -131,7 +131,7 @@ func Tools(keepsSubscriptions bool) []Tool {
 	return tools
 }
 
-// Source provides the events for the tools of one caller.
+// Source provides the events for one caller's calls of the tools.
 type Source interface {
 	// EventTypes returns the event types that the caller can subscribe to.
 	EventTypes(ctx context.Context) ([]EventType, error)
@@ -139,7 +139,8 @@ type Source interface {
 	Subscribe(ctx context.Context, name string, arguments json.RawMessage) (subscription string, err error)
 	// Unsubscribe ends a subscription. It reports false if there is no such subscription.
 	Unsubscribe(ctx context.Context, subscription string) (ended bool, err error)
-	// Read returns the unread events. Without unread events, it waits for the next ones, at most for [Query.Wait].
+	// Read returns the events that the model has not read yet. If there are no such events, it waits for new events, for at most
+	// [Query.Wait].
 	Read(ctx context.Context, q Query) (*Events, error)
 }
 
@@ -157,8 +158,7 @@ type EventType struct {
 	Arguments   json.RawMessage `json:"arguments"`
 }
 
-// Event is an event as a model reads it. If ID is empty, it is only a note to the model instead, for example that the subscription has
-// ended.
+// Event is an event as a model reads it. An Event without an ID is only a note to the model, for example that the subscription has ended.
 type Event struct {
 	Subscription string          `json:"subscription,omitempty"`
 	ID           string          `json:"id,omitempty"`
@@ -235,7 +235,7 @@ type input struct {
 	limit, seconds            int
 }
 
-// parse reads the arguments of a tool, which are an object or absent.
+// parse reads the arguments of a tool call, which are a JSON object or absent.
 func parse(tool string, raw json.RawMessage) (in input, err error) {
 	reads := tool == recentEvents || tool == waitForEvent
 	in.limit = DefaultEvents

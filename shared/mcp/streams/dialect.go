@@ -15,7 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// dialectStream is the framing of a session's GET stream in the named-event dialect (see dialect.go in package mcp).
+// dialectStream implements [Framing] for a session's GET stream in the named-event dialect, an older transport (see dialect.go in package
+// mcp).
 type dialectStream struct {
 	basicFraming
 	stream  *Stream
@@ -58,8 +59,8 @@ func (s *dialectStream) recordOpen(ctx context.Context) error {
 	return nil
 }
 
-// lifecycleEvent returns an SSE event about the connection itself, e.g. "streamOpened". params must encode as a JSON object. If retry is
-// not 0, it tells the client how long to wait before it reconnects.
+// lifecycleEvent returns an SSE event about the connection itself, for example "streamOpened". The parameter params must encode as a JSON
+// object. The parameter retry is how long the client should wait before it reconnects, or 0 to leave that open.
 func (s *dialectStream) lifecycleEvent(method string, params any, retry time.Duration) []byte {
 	return sse.Append(nil, sse.Event{
 		Name: eventLifecycle, ID: s.session.position.next(s.stream.ResumeAt()), Retry: retry,

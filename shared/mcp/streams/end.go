@@ -49,7 +49,7 @@ const (
 	reasonError        = "error"
 )
 
-// endingOf returns the element of endings whose err is the cause why, or nil if the cause is another error.
+// endingOf returns the element of endings for the error why, which ended a stream. It returns nil if endings does not contain the error.
 func endingOf(why error) *ending {
 	for i, x := range endings {
 		if errors.Is(why, x.err) {

@@ -24,12 +24,12 @@ type filter struct {
 	EventsListChanged     bool     `json:"eventsListChanged,omitempty"`
 	ResourceSubscriptions []string `json:"resourceSubscriptions,omitempty"`
 	TaskIDs               []string `json:"taskIds,omitempty"` // of the tasks extension (SEP-2663)
-	// ConversationContext is our own member. It asks for the context that belongs to the conversation messages that the
-	// principal sends as notifications.
+	// ConversationContext is a member that this server adds to MCP's filter. It asks for the context that belongs to conversation
+	// messages which the principal sends as notifications.
 	ConversationContext bool `json:"conversationContext,omitempty"`
 }
 
-// listenFraming is the framing of a subscriptions/listen (revision 2026-07-28).
+// listenFraming implements [Framing] for subscriptions/listen (revision 2026-07-28).
 type listenFraming struct {
 	basicFraming
 	stream  *Stream
@@ -55,7 +55,7 @@ func (l *listenFraming) Heartbeat(ctx context.Context) error { return l.stream.s
 
 func (l *listenFraming) End(c *method.Call, _ error) { l.stream.Complete(c, l.stream.ResumeAt()) }
 
-// Listen serves subscriptions/listen.
+// Listen returns the handler of subscriptions/listen.
 func (st *Streams) Listen() method.Handler { return Streaming{Streams: st, Open: st.openListen} }
 
 func (st *Streams) openListen(ctx context.Context, c *method.Call) (*Stream, error) {
@@ -139,14 +139,14 @@ func readCursor(c *method.Call) (string, error) {
 	return cursor, nil
 }
 
-// setUpFilter makes the stream send the notifications that the client asked for, if the server supports them and the caller may receive
-// them. It returns these notifications.
+// setUpFilter makes the stream send the notifications that the client asked for, except for notifications that the server does not
+// support or the caller may not receive. It returns the notifications that the stream will send.
 func (s *Stream) setUpFilter(ctx context.Context, asked filter) (filter, error) {
 	s.interests.resources = asked.ResourcesListChanged && s.Streams.Methods.Has(spec.MethodResources)
 	s.interests.events = asked.EventsListChanged && s.Streams.Methods.Has(spec.MethodEvents)
 	s.interests.contexts = asked.ConversationContext && s.Streams.Conversation != nil && s.Streams.Conversation.Offers(ctx, s.Caller.Principal).Any()
-	// Remember these two interests even if no backend has tools or prompts now, so that the client is notified when such a backend is
-	// added. The acknowledgment to the client names them only if there are tools or prompts now.
+	// Remember that the client wants to know of changed tools and prompts even if no backend has tools or prompts now, because such a
+	// backend may be added. The acknowledgment to the client names these notifications only if there are tools or prompts now.
 	s.interests.tools = asked.ToolsListChanged && s.Streams.Methods.Has(spec.MethodToolsList)
 	s.interests.prompts = asked.PromptsListChanged && s.Streams.Methods.Has(spec.MethodPromptsList)
 	var offers api.Capabilities
@@ -189,8 +189,8 @@ func (s *Stream) setUpFilter(ctx context.Context, asked filter) (filter, error) 
 	return out, nil
 }
 
-// watchTasks begins to receive the states of the tasks that a subscriptions/listen names, until the stream ends. It returns the ids of
-// the tasks whose states the client will receive.
+// watchTasks makes the stream receive the states of the tasks that a subscriptions/listen names, until the stream ends. It returns the
+// ids of the tasks whose states the client will receive.
 func (s *Stream) watchTasks(ctx context.Context, c *method.Call, ids []string) (watched []string, err error) {
 	if len(ids) == 0 || !s.Streams.Backends.Any(ctx) {
 		return nil, nil
@@ -212,7 +212,8 @@ func (s *Stream) watchTasks(ctx context.Context, c *method.Call, ids []string) (
 	return watched, err
 }
 
-// sendTask sends a state of a task if the caller may still use the task's backend. If t is nil, no further states will come.
+// sendTask sends the state of a task to the client if the caller may still use the task's backend. If t is nil, no further states will
+// arrive.
 func (s *Stream) sendTask(ctx context.Context, t *api.Task) error {
 	if t == nil {
 		s.tasks = nil

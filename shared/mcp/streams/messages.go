@@ -19,7 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// notify sends a delivery to the client, in the form that all streams except events/stream share.
+// notify sends a delivery, which is an event or a notice that the feed has read, to the client. All streams except events/stream use this
+// form of messages.
 func (s *Stream) notify(ctx context.Context, d stream.Delivery) error {
 	switch {
 	case d.Event != nil:
@@ -64,8 +65,8 @@ func (s *Stream) wantsNotification(note string) bool {
 	return false
 }
 
-// sendEach sends a notification for each item. Only the last one carries the cursor after the delivery, so that a client that is
-// disconnected in between gets the delivery again.
+// sendEach sends one notification for each item of a delivery. Only the last notification has the cursor after the delivery. So a client
+// that is disconnected earlier gets the whole delivery again.
 func (s *Stream) sendEach(items []string, cursor string, send func(item, cursor string) error) error {
 	for i, item := range items {
 		at := s.completedCursor
@@ -163,8 +164,8 @@ func text[T string | []byte](s T) func([]byte) []byte {
 	return func(b []byte) []byte { return append(b, s...) }
 }
 
-// Send writes a notification. members appends the members of its params without braces, and meta appends the members of its
-// _meta. Both may be nil. cursor is the position after the notification.
+// Send writes a notification. The functions members and meta append the members of its params and of its _meta, without braces. Both may
+// be nil. The parameter cursor is the position after the notification.
 func (s *Stream) Send(name string, members, meta func([]byte) []byte, cursor string) error {
 	text, wire := method.Buffers.Get().(*[]byte), method.Buffers.Get().(*[]byte)
 	defer putBuffer(text)
@@ -225,8 +226,8 @@ func (s *Stream) backendTopics(ctx context.Context) (topics []string) {
 
 var topicBackends = stream.TopicBackend("")
 
-// sendOtherBackends follows the topics of new backends after the configuration of the backends has changed, and notifies the client
-// that the lists may have changed.
+// sendOtherBackends handles a change of the configured backends. It makes the stream read the notices of new backends, and notifies the
+// client that the lists may have changed.
 func (s *Stream) sendOtherBackends(ctx context.Context, cursor string) error {
 	now := s.Streams.Feeds.Log.Position()
 	for _, topic := range s.backendTopics(ctx) {
@@ -254,7 +255,8 @@ func (s *Stream) sendBackend(ctx context.Context, d stream.Delivery) error {
 	return s.Send(spec.NoteUpdated, members, text(backendMeta(jsonrpc.Member(n.Params, "_meta"))), d.Cursor)
 }
 
-// subscribedAt reports whether the stream is subscribed at the topic's backend to the resource, or to one above it such as its folder.
+// subscribedAt reports whether the stream is subscribed to the backend's resource, or to a resource above it such as its folder. The
+// parameter topic is the topic of the backend's notices.
 func (s *Stream) subscribedAt(topic, uri string) bool {
 	for _, t := range s.targets {
 		if t.Backend != "" && stream.TopicBackend(t.Backend) == topic && api.Covers(t.URI, uri) {
@@ -318,8 +320,8 @@ func (s *Stream) sendLog(level, message, uri string) error {
 	}, nil, s.Feed.Cursor())
 }
 
-// subscribeBackends subscribes to the targets that backends serve, at these backends. The parameter holder is an id for the stream. The
-// subscriptions expire at the time until, and the function end ends them earlier.
+// subscribeBackends subscribes to the stream's URIs that backends serve, at these backends. The parameter holder is an id for the stream.
+// The subscriptions expire at the time until, and the function end ends them earlier.
 func (s *Stream) subscribeBackends(ctx context.Context, holder string, until time.Time) (end func(), err error) {
 	var all []api.Subscription
 	end = func() {
@@ -356,15 +358,15 @@ type Conversation interface {
 	Open(p auth.Principal, sealed []byte) ([]byte, error)
 }
 
-// MetaCut is the member of _meta that marks an incomplete context.
+// MetaCut is the member of _meta that tells a client that the context for a conversation message is incomplete.
 const MetaCut = `"` + spec.MetaContextCut + `":true`
 
-// ContextLife is how long the context of a conversation's message stays in the event log, in case the client's stream was
-// interrupted. It is short, because a context is of no use once the conversation has moved on to other messages.
+// ContextLife is how long the context for a conversation message stays in the event log, in case the client's stream was interrupted. It
+// is short, because a context is of no use once the conversation has moved on to other messages.
 const ContextLife = 2 * time.Minute
 
-// ContextNotice carries the context of a conversation message, through the event log, to the client's stream. The context is
-// encrypted, because the event log stores it. Cut is true if the context is incomplete.
+// ContextNotice carries the context for a conversation message, through the event log, to the client's stream. The context is encrypted,
+// because the event log stores it. Cut is true if the context is incomplete.
 type ContextNotice struct {
 	Context []byte `json:"context,omitempty"`
 	Cut     bool   `json:"cut,omitempty"`

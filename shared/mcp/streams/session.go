@@ -68,7 +68,7 @@ func randomText(n int) string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// sessionStream is the framing of the GET stream of a session.
+// sessionStream implements [Framing] for the GET stream of a session.
 type sessionStream struct {
 	basicFraming
 	stream     *Stream
@@ -80,15 +80,16 @@ type sessionStream struct {
 	taken      bool      // the session has ended or has a newer stream
 }
 
-// OpenSession opens the GET stream of a session. last is the position at which the client's previous connection ended, or zero.
+// OpenSession opens the GET stream of a session. The parameter last is the position at which the client's previous connection ended, or
+// zero.
 func (st *Streams) OpenSession(ctx context.Context, c *method.Call, last Position) (*Stream, error) {
 	s := st.newSessionStream(c, kindSession, last)
 	s.stream.interests.roots = true
 	return s.stream, s.open(ctx)
 }
 
-// newSessionStream returns the stream of a session. The client of a session cannot choose the lists of whose changes it is notified,
-// unlike the client of a subscriptions/listen. So the stream reports the changes of all lists.
+// newSessionStream returns the stream of a session. The stream notifies of changes of all lists, because the client of a session cannot
+// choose lists, unlike the client of a subscriptions/listen.
 func (st *Streams) newSessionStream(c *method.Call, kind string, last Position) *sessionStream {
 	last.session = c.Session.Key
 	s := &sessionStream{position: last}
@@ -214,8 +215,8 @@ type subscribed struct {
 
 func compareAfter(a, b *subscribed) int { return cmp.Compare(a.after, b.after) }
 
-// subscriptions reads the session's subscriptions. The map uris has all their URIs, and the map fresh has the targets that the
-// stream does not have yet or that another backend serves now. It leaves out targets that are unknown or forbidden now.
+// subscriptions reads the session's subscriptions. The map uris has the URIs of all subscriptions. The map fresh has the subscriptions
+// that the stream does not have yet, or that another backend serves now, except for URIs that are unknown or forbidden now.
 func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool, fresh map[string]*subscribed, err error) {
 	stored, err := s.stream.Streams.Sessions.ListSubscriptions(ctx, s.sess.Key)
 	if err != nil {
@@ -247,7 +248,8 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 	return uris, fresh, nil
 }
 
-// add adds a target to the feed. If the feed already follows the target's topic, it keeps its position in the topic.
+// add makes the feed read the messages for a subscribed URI. If the feed already follows the URI's topic, it keeps its position in the
+// topic.
 func (s *sessionStream) add(ctx context.Context, t *subscribed) error {
 	switch {
 	case t.topic != "":
@@ -310,7 +312,8 @@ func (s *sessionStream) sendGap() error {
 	return s.stream.Send(spec.NoteResourcesChange, nil, nil, cursor)
 }
 
-// End sends an event whose id lets the client resume the stream. Revisions before 2025-11-25 do not have such events.
+// End sends an SSE event with only an id, from which the client can resume the stream. Revisions before 2025-11-25 do not have such
+// events.
 func (s *sessionStream) End(_ *method.Call, why error) {
 	if s.sess.Version >= spec.V20251125 && !errors.Is(why, errTaken) {
 		_ = s.stream.write(sse.Append(nil, sse.Event{ID: s.position.next(s.stream.ResumeAt()), Retry: reconnect, Data: []byte{}}))

@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Stream is an open stream. It sends the deliveries of its feed to the client in the form that its [Framing] defines.
+// Stream is an open stream. It sends the events and notices that its feed reads to the client, in the form that its [Framing] defines.
 type Stream struct {
 	Options
 	Streams   *Streams
@@ -53,8 +53,8 @@ type Options struct {
 	// MaxBeat is the longest time between two heartbeats, even while messages are sent. If it is 0, a heartbeat is due only
 	// when no message was sent for [method.Timing.Heartbeat].
 	MaxBeat time.Duration
-	// Gather makes the stream write all messages that are ready together, because a write takes longer than everything else that a
-	// stream does for a message. It is for framings whose Deliver does not wait.
+	// Gather makes the stream write all messages that are ready with one write, because a write takes longer than everything else that a
+	// stream does for a message. Only a framing whose Deliver does not wait may use it.
 	Gather bool
 }
 
@@ -144,7 +144,7 @@ func (s *Stream) untilHeartbeat() time.Duration {
 // maxGathered is the size in bytes at which gathered messages are written without waiting for further ones.
 const maxGathered = 16 << 10
 
-// sendPending sends the deliveries that the feed has ready. It returns early if a heartbeat is due.
+// sendPending sends the events and notices that the feed has ready. It returns early if a heartbeat is due.
 func (s *Stream) sendPending(ctx context.Context) error {
 	s.gathering = s.Gather
 	err := s.sendReady(ctx)
@@ -240,7 +240,7 @@ func (s *Stream) verify(ctx context.Context, d stream.Delivery) error {
 	return s.CheckCredentials(ctx)
 }
 
-// resolveAgain resolves the stream's URIs after a change of the catalog. A URI may now be the parent of a new event type. URIs
+// resolveAgain updates the stream's URIs after a change of the catalog, because a URI may now be the parent of a new event type. URIs
 // that are no longer in the catalog stay subscribed, but the client receives no events for them.
 func (s *Stream) resolveAgain(ctx context.Context) error {
 	cat, err := s.Streams.Catalogs.CatalogOf(ctx, s.Caller.Principal)
@@ -326,9 +326,9 @@ func (s *Stream) CheckCredentials(ctx context.Context) error {
 	return err
 }
 
-// Recheck authenticates an admitted caller again with the headers of its request, and returns the current principal. If the
-// credentials are no longer valid, it returns errRevoked. If the authenticator is unavailable, it returns the previous principal, before,
-// without an error.
+// Recheck authenticates the caller of an open stream again with the headers of its request, and returns the current principal. If the
+// credentials are no longer valid, it returns errRevoked. If the authenticator is unavailable, it returns the parameter before, which is
+// the previous principal, and no error.
 func Recheck(ctx context.Context, a auth.Authenticator, header http.Header, before auth.Principal) (auth.Principal, error) {
 	now, err := a.Authenticate(ctx, header)
 	switch {

@@ -1,8 +1,8 @@
 // Package streams serves the streams of the MCP endpoint: subscriptions/listen, the GET stream of a session and the GET stream of the
 // named-event dialect. Package events adds events/stream.
 //
-// [Streams.Hold] admits a stream and keeps it open. All kinds of streams are a [Stream], which passes on the deliveries of a feed until
-// the stream ends. A kind of stream has its own [Framing], which says how to write them.
+// [Streams.Hold] admits a stream and keeps it open. Every stream is a [Stream], which sends the events and notices of a feed until the
+// stream ends. Each kind of stream has its own [Framing], which defines its messages.
 package streams
 
 import (
@@ -54,22 +54,22 @@ type Backends interface {
 	Backends(ctx context.Context, p auth.Principal) []string
 	// Capabilities returns the union of the capabilities of the client's backends.
 	Capabilities(ctx context.Context, c api.Client) api.Capabilities
-	// WatchTasks sends the states of tasks until ctx ends. It returns the ids of the tasks whose backends send notifications, and
-	// closes the channel after the last state. It returns an error if the client does not declare the tasks extension.
+	// WatchTasks sends the states of tasks on the channel states until ctx ends, and closes the channel after the last state. It returns
+	// the ids of the tasks whose backends send notifications. It returns an error if the client does not declare the tasks extension.
 	WatchTasks(ctx context.Context, c api.Client, ids []string) (watched []string, states <-chan *api.Task, err error)
 	// Subscribable returns the backend that serves a resource and notifies of its changes, if there is one. The error is of kind
 	// fault.Forbidden if the principal lacks a scope for the resource.
 	Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool, err error)
 	// Permits reports whether the principal may use the backend and, by the backend's rules, receive updates of the resource.
 	Permits(ctx context.Context, p auth.Principal, backend, uri string) bool
-	// Subscribe records or extends a subscription, and Unsubscribe removes it.
+	// Subscribe records or extends a subscription to a backend's resource, and Unsubscribe removes it.
 	Subscribe(ctx context.Context, s api.Subscription) error
 	Unsubscribe(ctx context.Context, s api.Subscription) error
 }
 
-// Hold keeps the response of a request open as a stream until the stream ends, and then returns. The function open makes the stream, which
-// Hold closes even if that function fails. There may be thousands of streams, so Hold must not need much space on its goroutine's stack,
-// see ServeHTTP in package mcp.
+// Hold keeps the response of a request open as a stream until the stream ends, and then returns. The function open makes the stream. If
+// it returns a stream and an error, Hold closes the stream. There may be thousands of streams, so Hold must not need much space on its
+// goroutine's stack, see ServeHTTP in package mcp.
 func (st *Streams) Hold(w http.ResponseWriter, c *method.Call, open func(context.Context) (*Stream, error)) error {
 	ctx, leave := st.Admission.Admit(w, c.Request, c)
 	if leave == nil {
@@ -115,7 +115,7 @@ func (s *Stream) close() {
 	}
 }
 
-// Streaming serves a method whose response is a stream that stays open.
+// Streaming is the handler of a method whose response is a stream that stays open.
 type Streaming struct {
 	Streams *Streams
 	Open    func(ctx context.Context, c *method.Call) (*Stream, error)
@@ -158,8 +158,9 @@ func (t Target) addTo(r *stream.Request) {
 	}
 }
 
-// Resolve returns the target of a URI that a client subscribes to on a stream, or an error that tells the client why it cannot. A URI
-// stands for events of the catalog, for changes of one of the client's webhook subscriptions, or for a resource of a backend.
+// Resolve returns the [Target] of a URI to which a client wants to subscribe on a stream. If that is impossible, the error tells the
+// client why. A URI stands for events of the catalog, for changes of one of the client's webhook subscriptions, or for a resource of a
+// backend.
 func (st *Streams) Resolve(ctx context.Context, cat *catalog.Catalog, p auth.Principal, uri string) (Target, error) {
 	t := Target{URI: uri, asked: uri}
 	if strings.HasPrefix(uri, SubscriptionScheme) {

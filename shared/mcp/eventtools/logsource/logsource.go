@@ -30,7 +30,8 @@ type tools struct {
 	listed  [][]byte // the entries of tools/list, encoded once
 }
 
-// New returns the tools. While a call of wait_for_event waits, it counts as an open stream of the caller.
+// New returns the event tools that read the server's event log. While a call of wait_for_event waits, it counts as an open stream of the
+// caller.
 func New(st *streams.Streams) events.Tools {
 	h := &tools{streams: st}
 	for _, t := range eventtools.Tools(false) {
@@ -71,8 +72,8 @@ func (h *tools) Call(ctx context.Context, c *method.Call) (method.Result, error)
 	return method.Result{}, err
 }
 
-// isCorrectable reports whether a model can avoid an error with other arguments. A missing scope is not correctable, because the
-// client has to request it, not the model.
+// isCorrectable reports whether a model can avoid an error if it calls the tool with other arguments. A missing scope is not correctable,
+// because the client has to request the scope, not the model.
 func isCorrectable(err error) bool {
 	switch fault.KindOf(err) {
 	case fault.Invalid, fault.NotFound, fault.Unsupported, fault.Unprocessable, fault.TooLarge:
@@ -117,7 +118,7 @@ func (h *source) Subscribe(ctx context.Context, name string, arguments json.RawM
 	return handle{s.Entry.Name, s.Arguments, page.Cursor}.String(), nil
 }
 
-// Unsubscribe only checks that the text is a well-formed handle, because the server does not store the subscription.
+// Unsubscribe only checks that the text is a well-formed subscription, because the server does not store subscriptions.
 func (h *source) Unsubscribe(_ context.Context, subscription string) (bool, error) {
 	_, err := parseHandle(subscription)
 	return err == nil, err
@@ -180,7 +181,7 @@ func parseHandle(text string) (h handle, err error) {
 	return h, nil
 }
 
-// reading is a call that reads events, with the result so far.
+// reading is a tool call that reads events, with the result so far.
 type reading struct {
 	match.Selection
 
@@ -228,7 +229,7 @@ func (h *source) poll(ctx context.Context, q eventtools.Query) (*reading, error)
 	return r, nil
 }
 
-// add adds an event. It reports false if the result is full.
+// add adds an event to the result of the call. It reports false if the result is full.
 func (r *reading) add(ev *event.Event) (bool, error) {
 	data, err := r.RedactedData(ev)
 	if err != nil {
@@ -237,7 +238,7 @@ func (r *reading) add(ev *event.Event) (bool, error) {
 	return r.out.Add(eventtools.Event{ID: ev.ID, Name: ev.Name, URI: ev.URI, Time: ev.Timestamp(), Data: data}), nil
 }
 
-// wait waits for new events. Until it returns, the call counts as an open stream.
+// wait waits for new events. Until it returns, the call counts as an open stream of the caller.
 func (h *source) wait(r *reading) error {
 	c := h.call
 	ctx, leave := h.streams.Admission.Admit(c.Answer.W, c.Request.WithContext(c.ConnectionContext()), c)
@@ -323,7 +324,8 @@ func (h *source) drain(ctx context.Context, feed *stream.Feed, r *reading) error
 	}
 }
 
-// recheck checks the subscription against the caller's current credentials and catalog. It reports whether it changed the feed.
+// recheck checks the subscription against the caller's current credentials and the current catalog. It reports whether it added
+// partitions of the event log to the feed.
 func (h *source) recheck(ctx context.Context, feed *stream.Feed, r *reading) (changed bool, err error) {
 	now, err := streams.Recheck(ctx, h.streams.Auth, h.call.Request.Header, h.call.Principal)
 	if err != nil {
