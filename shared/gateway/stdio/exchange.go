@@ -18,21 +18,21 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// exchange is a request to a process and the messages that answer it, or a GET stream, which has no request. It is the body of a response:
-// a stream of events, one for each message. The queue is bounded, see [process.push].
+// exchange is a request to a process with the messages that answer it, or a GET stream, which has no request. It is also the body of the
+// HTTP response: a stream with one event for each message. The queue of messages is bounded, see [process.push].
 type exchange struct {
 	p   *process
 	ctx context.Context
-	// id and method are empty for a GET stream.
+	// The fields id and method are empty for a GET stream.
 	id     json.RawMessage
 	method string
-	// token is the caller's progress token, and sent is the one that the process got instead.
+	// token is the caller's progress token, and sent is the unique token that the process gets instead.
 	token, sent json.RawMessage
 	asksLog     bool // the request asks for log messages
 	number      int  // how many requests the process had received with this one, so the newest request has the highest number
 
 	wake chan struct{} // receives after a change of the following fields, which the lock of the process guards
-	// queue has the messages that were not read yet, and size is their total length in bytes, plus messageCost for each.
+	// queue has the messages that were not read yet. size is their total length in bytes, plus messageCost for each message.
 	queue    [][]byte
 	size     int
 	answered bool  // the response is in the queue
@@ -84,7 +84,7 @@ func (x *exchange) next() ([]byte, error) {
 	}
 }
 
-// end records that no further messages arrive, and why: err is io.EOF after the response. The caller holds the lock of the process.
+// end records that no further messages arrive. The reason err is io.EOF after the response. The caller holds the lock of the process.
 func (x *exchange) end(err error) {
 	if x.err == nil {
 		x.err = err
@@ -105,7 +105,8 @@ func (x *exchange) Close() error {
 	return nil
 }
 
-// await waits for the response and skips the messages before it. It is for requests that this package itself makes.
+// await waits for the response to the request and skips the messages before it. It is for requests that this package itself makes, for
+// example initialize.
 func (x *exchange) await() (json.RawMessage, error) {
 	for {
 		message, err := x.next()
@@ -118,7 +119,7 @@ func (x *exchange) await() (json.RawMessage, error) {
 	}
 }
 
-// write writes messages to standard input. A process that does not read holds up only the callers that send to it.
+// write writes messages to the process's standard input. A process that does not read holds up only the callers that send to it.
 func (p *process) write(in *os.File) {
 	for {
 		select {
@@ -144,10 +145,10 @@ func (p *process) send(ctx context.Context, message []byte) error {
 	}
 }
 
-// maxReplies limits this package's own messages that wait until the process reads them.
+// maxReplies limits this package's own messages that wait until a process reads them.
 const maxReplies = 64
 
-// reply sends one of this package's own messages without waiting for the process. The caller holds the lock.
+// reply sends one of this package's own messages to the process without waiting until the process reads it. The caller holds the lock.
 func (p *process) reply(message []byte) {
 	if p.replies >= maxReplies {
 		return
@@ -239,7 +240,8 @@ func (p *process) read(out io.Reader) {
 	}
 }
 
-// readErrors logs standard error, without the command's secrets, because some programs write their settings to it.
+// readErrors logs the process's standard error. It hides the command's secrets, because some programs write their settings to standard
+// error.
 func (p *process) readErrors(errs io.Reader, hide *strings.Replacer) {
 	r, limit := bufio.NewReaderSize(errs, 4<<10), rate.NewLimiter(stderrRate, stderrBurst)
 	skipped := 0

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// inGroup makes a command run in its own process group, so that the processes that it starts end with it.
+// inGroup makes a command run in its own process group, so that processes that the command starts end with it.
 func inGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
 
 func terminateGroup(cmd *exec.Cmd) { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }

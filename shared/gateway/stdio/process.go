@@ -27,21 +27,20 @@ const (
 	maxMessage = 8 << 20
 	maxLine    = 4 * maxMessage
 	maxQueued  = 2 * maxMessage // bytes of messages that wait to be read
-	// maxQuestions limits the unanswered questions of a process. Together they have up to maxQueued bytes.
+	// maxQuestions limits the questions of a process that clients have not answered yet. Together they have up to maxQueued bytes.
 	maxQuestions = 1000
-	// maxEarly limits the questions that a process may send while no call is running, and earlyTime how long they wait for one. Up to maxEarly
-	// notifications of up to maxNote bytes wait, too.
+	// maxEarly limits the questions of a process that wait for the next call because no call is running. Each waits for up to earlyTime.
+	// In addition, up to maxEarly notifications of up to maxNote bytes wait for the next call.
 	maxEarly  = 16
 	maxNote   = 64 << 10
 	earlyTime = 10 * time.Second
-	// lateTime is how long a client may take to answer a question after the end of the call that carried it. It equals the default limit of
-	// a call's duration.
+	// lateTime is how long a client may take to answer a question after the call that carried the question has ended. It equals the
+	// default limit of a call's duration.
 	lateTime = 15 * time.Minute
-	// The gateway logs up to stderrLine bytes of each line of standard error. After the first stderrBurst lines, it logs stderrRate lines
-	// per second.
+	// The gateway logs up to stderrLine bytes of each line that a process writes to standard error. After the first stderrBurst lines, it
+	// logs stderrRate lines per second.
 	stderrLine, stderrRate, stderrBurst = 2 << 10, 5, 50
-	// The gateway hides each line of a secret in the output that it logs, but not if the line has fewer than minSecret bytes, because such
-	// a short text may occur by chance.
+	// minSecret is the minimum length of a line of a secret that the gateway hides in logged output. Shorter texts may occur by chance.
 	minSecret  = 4
 	drainTime  = 200 * time.Millisecond // limits how long the output of a process is read after its end
 	hangUpTime = 2 * time.Second        // how long the relay has to close its streams before an idle process ends
@@ -64,17 +63,17 @@ type process struct {
 	cmd    *exec.Cmd
 	log    *slog.Logger
 	since  time.Time
-	// answersLate is set if the client can answer a question after the end of the call that carried it.
+	// answersLate is set if the client can still answer a question after the call that carried the question has ended.
 	answersLate bool
 
-	// The handshake sets these fields for a shared process. stateless says whether the process speaks a stateless revision. If not,
-	// initialized is the result of initialize.
+	// The handshake sets these fields for a shared process. stateless is true if the process speaks a revision without sessions.
+	// Otherwise, initialized is the result of its initialize.
 	stateless   bool
 	initialized json.RawMessage
 
 	out chan []byte // messages for its standard input
-	// stopping is canceled when the process begins to end, see [process.endLocked]. Canceling killing makes a process that is
-	// already stopping end without waiting for [Transport.Grace].
+	// The context stopping is canceled when the process begins to end, see [process.endLocked]. The context killing is canceled so that a
+	// process that is already stopping ends without waiting for [Transport.Grace].
 	stopping, killing   context.Context
 	beginStopping, kill context.CancelFunc
 	done                chan struct{}
@@ -94,7 +93,8 @@ type process struct {
 	used      time.Time
 	idle      *time.Timer
 	leaving   bool // the process is idle, and will stop when the relay has had time to close its streams
-	// What keeps the shared process running without calls, see watch: URIs of resources, listens and event streams.
+	// The map watched has the reasons why the shared process keeps running without calls, see [process.watch]: URIs of resources, listen
+	// requests and event streams.
 	watched map[string]bool
 	retired bool // the configuration no longer has the backend
 }
@@ -110,7 +110,7 @@ func newProcess(s *server, holder string) *process {
 	return p
 }
 
-// spawn creates a process and starts its command. Before that, it makes room for the process if a limit is reached.
+// spawn creates a process and starts its command. If a limit on processes is reached, it first ends another process.
 func (s *server) spawn(ctx context.Context, holder string) (*process, error) {
 	p := newProcess(s, holder)
 	p.answersLate = upstream.DeclaredIn(ctx).AnswersLate
@@ -177,8 +177,8 @@ func (p *process) start(ctx context.Context) error {
 	return nil
 }
 
-// buildEnvironment returns the environment of a command, and a replacer that hides its secrets. The environment has HOME because package
-// runners such as npx and uvx keep their packages there.
+// buildEnvironment returns the environment of a command, and a replacer that hides its secrets in log lines. The environment has HOME
+// because package runners such as npx and uvx keep their packages there.
 func buildEnvironment(ctx context.Context, t *Transport, c *api.Command) (env []string, hide *strings.Replacer, err error) {
 	var hidden []string
 	for _, name := range []string{"PATH", "HOME"} {
@@ -212,7 +212,7 @@ func (p *process) supervise(exited <-chan error, in *os.File, outputs []*os.File
 	p.endGroup()
 	_ = in.Close()
 	for _, f := range outputs {
-		// A child that has left the process group may keep the pipe open, so do not wait for its end.
+		// A child that has left the process group may keep the pipe open, so do not wait for the end of the output.
 		_ = f.SetReadDeadline(time.Now().Add(drainTime))
 	}
 	reading.Wait()
@@ -279,10 +279,11 @@ func (p *process) finish(exit error) {
 	close(p.done)
 }
 
-// stop begins to end the process. Only the first call counts. An empty reason means that the process has already ended by itself.
+// stop begins to end the process for the reason why. Only the first call counts. An empty reason means that the process has already ended
+// by itself.
 func (p *process) stop(why string) { p.beginEnd(why, false) }
 
-// fail begins to end a process that broke the protocol, and delays the next start.
+// fail begins to end a process that broke the protocol, and delays the next start of its command.
 func (p *process) fail(why string) { p.beginEnd(why, true) }
 
 func (p *process) beginEnd(why string, failed bool) {
@@ -291,8 +292,8 @@ func (p *process) beginEnd(why string, failed bool) {
 	p.endLocked(why, failed)
 }
 
-// endLocked begins to end the process. The caller holds the lock, so no request can begin after the caller has found that the process is
-// idle.
+// endLocked begins to end the process. The caller holds the lock, so that no request can begin between the caller's check that the
+// process is idle and the end.
 func (p *process) endLocked(why string, failed bool) {
 	if !p.isEnding() {
 		p.why, p.failed = why, failed
@@ -318,15 +319,15 @@ func (p *process) isLeaving() bool {
 	return p.leaving
 }
 
-// usage returns when the process was last used. running is 1 if it has running calls, otherwise 0.
+// usage returns when the process was last used. The result running is 1 if the process has running calls, and otherwise 0.
 func (p *process) usage() (used time.Time, running int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.used, min(p.calls, 1)
 }
 
-// checkIdle stops the process if it is idle. For a shared process it takes two steps: it first makes [Transport.Running] false, so that the
-// relay closes its streams. At most [hangUpTime] later it stops the process, unless a client has used the process meanwhile.
+// checkIdle stops the process if it has been idle for too long. A shared process stops in two steps. First, [Transport.Running] becomes
+// false, so that the relay closes its streams. At most [hangUpTime] later, the process stops, unless a client has used it meanwhile.
 func (p *process) checkIdle() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -349,7 +350,7 @@ func (p *process) checkIdle() {
 	p.idle.Reset(left)
 }
 
-// retire stops the process when its running calls have ended, because the configuration no longer has the backend.
+// retire stops the process because the configuration no longer has the backend. It lets running calls end first.
 func (p *process) retire() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -379,8 +380,10 @@ type answer struct {
 }
 
 // handshake finds out which revision the shared process speaks. If probe is set, it first sends server/discover. If the process answers
-// that with an error, or not within ProbeTime, handshake sends initialize (2026-07-28, stdio, Backward Compatibility). A command may take
-// long to start, and then answers both requests. So handshake accepts a late answer to server/discover, even after a refused initialize.
+// that with an error, or not within ProbeTime, handshake sends initialize (2026-07-28, stdio, Backward Compatibility).
+//
+// A command that takes long to start answers both requests. So handshake accepts a late answer to server/discover, even after a refused
+// initialize.
 func (p *process) handshake(ctx context.Context, probe bool) error {
 	answers := make(chan answer, 2)
 	ask := func(discover bool, method string, params json.RawMessage) {

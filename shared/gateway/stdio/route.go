@@ -24,16 +24,16 @@ import (
 //   - A notification with a subscription id belongs to the subscriptions/listen request with this id (2026-07-28, Subscriptions), or to
 //     the stream of events (SEP-3415).
 //   - A question of a session's process (elicitation, sampling, roots) names no request. It goes to the newest running call. If no call
-//     runs, the question waits a few seconds for the next one, as does a question before the first call. A client with a session can
-//     still answer when the call has ended. For other clients, the question then goes to the newest call that still runs, or waits for
-//     the next one, or is refused if its call was cancelled. The withdrawal of a question goes to the call that carried the question, or
-//     after that call to the newest or next one.
-//   - A log message names no request either. In a session it goes to the newest call, or to the next one. In the shared process, where
-//     calls of other principals run, it goes to the request that asks for log messages. If several requests ask for log messages, the
-//     transport drops it.
+//     runs, the question waits a few seconds for the next one.
+//   - A question may be open when its call ends. After a response to the call, some clients can still answer the question. For other
+//     clients, the question goes to the newest call that still runs, or waits for the next one. After a cancelled call, it goes to the
+//     newest call or is refused.
+//   - The cancellation of a question goes to the call that carried the question, or after that call to the newest or next one.
+//   - A log message names no request. In a session it goes to the newest or next call. In the shared process, where calls of other
+//     principals run, it goes to the request that asks for log messages. If several requests ask for them, the transport drops it.
 //   - Changes of lists and resources go to the GET stream of the gateway.
 
-// question is a request that the process sends to a client.
+// question is a request that the process sends to a client, for example an elicitation.
 type question struct {
 	raw   json.RawMessage
 	asked *exchange // the request whose stream carried the question to the client, or nil
@@ -41,10 +41,10 @@ type question struct {
 	since time.Time
 }
 
-// waits reports whether the question waits for a call that carries it to the client.
+// waits reports whether the question still waits for a call that carries it to the client.
 func (q question) waits() bool { return q.asked == nil && !q.shown }
 
-// Reasons for dropping a message; see [Transport.Dropped].
+// Reasons for dropping a message of a process; see [Transport.Dropped].
 const (
 	dropNotMessage = upstream.NotMessage
 	dropNotJSON    = upstream.NotJSON
@@ -81,11 +81,11 @@ func (p *process) route(line []byte) {
 	}
 }
 
-// maxDepth is how deeply a message may be nested. Package upstream, which reads the messages, checks the nesting again, with a lower
+// maxDepth limits how deeply a message may be nested. Package upstream, which reads the messages, checks the nesting again, with a lower
 // limit for most requests.
 const maxDepth = 1000
 
-// deliver hands a message to a request, or returns why it cannot. The caller holds the lock.
+// deliver hands a message to the request to which it belongs, or returns the reason why it cannot. The caller holds the lock.
 func (p *process) deliver(m upstream.Message) (reason string) {
 	params := jsonrpc.Member(m.Raw, "params")
 	meta := jsonrpc.Member(params, "_meta")
@@ -137,7 +137,8 @@ func (p *process) deliver(m upstream.Message) (reason string) {
 	return dropStranger
 }
 
-// pushToNewest hands a notification to the newest running call of a session. Without one, it keeps a short notification for the next call.
+// pushToNewest hands a notification to the newest running call of a session. If no call is running, it keeps a short notification for the
+// next call.
 func (p *process) pushToNewest(message json.RawMessage) {
 	switch x := p.newestCall(); {
 	case x != nil:
@@ -147,7 +148,7 @@ func (p *process) pushToNewest(message json.RawMessage) {
 	}
 }
 
-// sessionNotifications has the notifications that do not belong to a call.
+// sessionNotifications has the notifications that report changes of a backend's lists and resources, and so do not belong to a call.
 var sessionNotifications = map[string]bool{
 	spec.NoteToolsChange: true, spec.NotePromptsChange: true, spec.NoteResourcesChange: true, spec.NoteUpdated: true,
 }
@@ -229,8 +230,8 @@ func (p *process) expire(id string) {
 	}
 }
 
-// recordAnswer forgets a question that the client has answered. It reports false if the question is not open, for example because the
-// client has already answered it in another call.
+// recordAnswer forgets a question because the client has answered it. It returns false if the question is not open, for example because
+// the client has already answered it in another call.
 func (p *process) recordAnswer(id json.RawMessage) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -239,9 +240,9 @@ func (p *process) recordAnswer(id json.RawMessage) bool {
 	return open
 }
 
-// moveQuestions hands the open questions of a request that has ended to another running call. Without another call, the questions of
-// an answered request wait for the next one, and the questions of a cancelled request are refused. If the client can still answer the
-// questions of an answered request, they wait only for the answers.
+// moveQuestions decides about the open questions of a request that has ended. If the request has a response and the client can still
+// answer, the questions only wait for the answers. Otherwise they go to another running call. If no call is running, the questions of a
+// request with a response wait for the next call, and the questions of a cancelled request are refused.
 func (p *process) moveQuestions(from *exchange) {
 	for id, q := range p.questions {
 		if q.asked != from {
@@ -265,8 +266,8 @@ func (p *process) moveQuestions(from *exchange) {
 	}
 }
 
-// deliverLog hands a log message of a shared process to the only request that asks for log messages. The message does not say to
-// which request it belongs, so deliverLog otherwise returns a reason to drop the message.
+// deliverLog hands a log message of a shared process to the request that asks for log messages, if there is exactly one. Otherwise it
+// returns a reason to drop the message, because the message does not say to which request it belongs.
 func (p *process) deliverLog(m upstream.Message) (reason string) {
 	var only *exchange
 	for _, x := range p.exchanges {
@@ -314,7 +315,8 @@ var gatewayMethods = map[string]bool{
 	spec.MethodEvents: true, spec.MethodEventsStream: true,
 }
 
-// push adds a message to a request's queue. If all queues of the process together get too long, the request with the longest queue fails.
+// push adds a message to a request's queue. If all queues of the process together get too long, it ends the request with the longest
+// queue with an error.
 func (p *process) push(x *exchange, message []byte) {
 	if x.closed || x.err != nil {
 		return
@@ -347,8 +349,8 @@ func (p *process) discard(x *exchange) {
 	x.queue, x.size = nil, 0
 }
 
-// open registers the request x before it is sent. If a client's call may be waiting for the answer (see [gatewayMethods]), x also gets the
-// process's notifications and questions that arrived while no call was running.
+// open registers the request x before it is sent to the process. If x can carry questions to a client (see [gatewayMethods]), it also
+// gets the process's notifications and questions that arrived while no call was running.
 func (p *process) open(x *exchange, params json.RawMessage) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -385,13 +387,14 @@ func (p *process) open(x *exchange, params json.RawMessage) error {
 	return nil
 }
 
-// staysOpen reports whether the request, like a listen, stays open until it is cancelled. Such a request does not count as a call.
+// staysOpen reports whether the request stays open until it is cancelled, as a listen request does. Such a request does not count as a
+// call.
 func (x *exchange) staysOpen() bool {
 	return x.method == spec.MethodListen || x.method == spec.MethodEventsStream
 }
 
-// watch records which resources and events the gateway follows, because for these the shared process must run even if no client calls it.
-// begins is false when the request x ends.
+// watch records the resources and events that the gateway follows with the request x. For these, the shared process must run even if no
+// client calls it. The parameter begins is false when x ends.
 func (p *process) watch(x *exchange, params json.RawMessage, begins bool) {
 	uri, _ := jsonrpc.String(jsonrpc.Member(params, "uri"))
 	key := x.method + " " + string(x.id)
@@ -438,7 +441,7 @@ func (p *process) remove(x *exchange) {
 const maxLate = 256
 
 // close ends a request whose response is no longer read, and cancels it at the process. In a client's session, package gateway sends the
-// cancellation.
+// cancellation instead.
 func (p *process) close(x *exchange) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -470,7 +473,7 @@ func (p *process) close(x *exchange) {
 	}
 }
 
-// listen opens a GET stream, which replaces an earlier one.
+// listen opens the GET stream of the process, which replaces an earlier one.
 func (p *process) listen(req *http.Request) *http.Response {
 	x := &exchange{p: p, ctx: req.Context(), wake: make(chan struct{}, 1)}
 	p.mu.Lock()
@@ -499,8 +502,8 @@ func (x *exchange) replaceToken(body []byte) []byte {
 
 var errLong = errors.New("stdio: the answer is larger than 8 MiB")
 
-// refuseLong handles a line that is longer than a message may be, given the beginning and the end of the line. If these contain
-// the id of a running request, that request fails.
+// refuseLong handles a line that is longer than a message may be. The parameter ends has the beginning and the end of the line. If these
+// contain the id of a running request, that request fails.
 func (p *process) refuseLong(ends []byte) {
 	p.drop(dropLong)
 	p.mu.Lock()

@@ -28,18 +28,18 @@ type server struct {
 	failed  atomic.Bool // the last shared process has failed
 	retired atomic.Bool // the configuration no longer has the backend
 
-	// starting lets all callers that need the shared process wait for the same start. The start continues if they go away, because the
-	// first start of a command may download it.
+	// starting lets all callers that need the shared process wait for the same start. The start continues if the callers disconnect,
+	// because the first start of a command may download it.
 	starting singleflight.Group
 
 	mu      sync.Mutex
 	current *process // the shared process, or nil
-	// failures has the last failure for each principal and, under "", for the shared process. So a principal whose processes die does not
-	// delay other principals.
+	// failures has the last failure of each principal's processes and, under "", of the shared process. So a principal whose processes
+	// fail does not delay other principals.
 	failures bounded.Map[string, failure]
 }
 
-// failure says when the next process may start after one has died.
+// failure says when the next process may start after one has failed.
 type failure struct {
 	times int // failures so far; reset after [settledAfter]
 	until time.Time
@@ -47,17 +47,16 @@ type failure struct {
 }
 
 const (
-	// After a failure, the next start waits for minRestart at first, and twice as long after each further failure, up to maxRestart, or up
+	// minRestart is the pause before the next start after a failure. The pause doubles with each further failure, up to maxRestart, or up
 	// to readyRestart if the process had answered before.
 	minRestart, maxRestart, readyRestart = time.Second, time.Minute, 8 * time.Second
-	// settledAfter is how long a process must have run so that its end counts as a first failure again.
+	// settledAfter is how long a process must have run so that its failure counts as the first one again.
 	settledAfter = 10 * time.Second
-	// worthWaiting is the longest time that a caller waits for the end of the pause after a failure. If more of the pause is left, the caller
-	// gets an error.
+	// worthWaiting is the longest remaining pause after a failure for which a caller waits. If more is left, the caller gets an error.
 	worthWaiting = 1500 * time.Millisecond
 )
 
-// readyProcess returns the shared process if it is ready.
+// readyProcess returns the shared process if it is ready, and otherwise nil.
 func (s *server) readyProcess() *process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,7 +79,7 @@ func (s *server) getShared(ctx context.Context) (*process, error) {
 	}
 }
 
-// start starts the shared process, unless another start has just done so, and waits for its handshake. The result is a *process.
+// start starts the shared process and waits for its handshake, unless another start has already done so. The result is a *process.
 func (s *server) start() (any, error) {
 	if p := s.readyProcess(); p != nil {
 		return p, nil
@@ -145,7 +144,8 @@ func (s *server) begin(req *http.Request, holder string, id, body json.RawMessag
 	return resp, nil
 }
 
-// awaitPause waits for the end of a short pause after a process has died, and returns an error during a long one.
+// awaitPause waits for the end of the pause after a failed process. If the pause still lasts longer than worthWaiting, it returns an
+// error instead.
 func (s *server) awaitPause(ctx context.Context, holder string) error {
 	s.mu.Lock()
 	f, _ := s.failures.Get(holder)
@@ -161,8 +161,8 @@ func (s *server) awaitPause(ctx context.Context, holder string) error {
 	return nil
 }
 
-// recordFailure delays the next start after a process has died. holder is the principal that the process belonged to, or "" for the shared
-// process. ready says whether the process had ever answered, and lived is how long it ran.
+// recordFailure delays the next start after a process has failed. The parameter holder is the principal to whom the process belonged, or
+// "" for the shared process. The parameter ready is true if the process had ever answered, and lived is how long it ran.
 func (s *server) recordFailure(holder, why string, ready bool, lived time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,7 +193,7 @@ func (s *server) forget(p *process) {
 	delete(s.t.sessions, p.id)
 }
 
-// retire ends the backend's processes. A process with running calls ends after the last of them.
+// retire ends the backend's processes. A process with running calls ends after its last call.
 func (s *server) retire() {
 	s.retired.Store(true)
 	for _, p := range s.t.listProcesses() {
@@ -209,14 +209,13 @@ const (
 	maxPerPrincipal = 16
 )
 
-// place adds a process to the processes that count toward the limits. The process's command does not run yet. If a limit is reached, place
-// first ends another process and waits for its end:
+// place adds a process to the processes that count toward the limits, before its command starts. If a limit is reached, place first ends
+// another process and waits for its end:
 //
 //   - At the principal's limit, it ends the principal's own process that has been unused for longest and has no running call.
-//   - At the total limit, it ends a process of the principal with the most processes, if that principal has more than the new
-//     process's principal. It ends a process with a running call only if that principal has at least two more. So no principal can
-//     lock out the others, and two principals do not end each other's processes in turn. Otherwise, it chooses as at the
-//     principal's limit.
+//   - At the total limit, it ends a process of the principal with the most processes, if these are more than the new process's principal
+//     has. It ends a process with a running call only if they are at least two more. So no principal can lock out the others, and two
+//     principals do not end each other's processes in turn. Otherwise, it chooses as at the principal's limit.
 //
 // If there is no such process, place returns an error.
 func (t *Transport) place(ctx context.Context, p *process) error {
@@ -253,7 +252,8 @@ func (t *Transport) place(ctx context.Context, p *process) error {
 
 func (t *Transport) perPrincipal() int { return cmp.Or(t.PerPrincipal, maxPerPrincipal) }
 
-// findVictim reports whether a limit is reached, and returns the process to end. The caller holds the lock.
+// findVictim reports whether a limit prevents a new process of the principal holder. If so, it returns the process to end, or nil if no
+// process may end. The caller holds the lock.
 func (t *Transport) findVictim(holder string) (victim *process, full bool) {
 	if holder == "" {
 		return nil, false // the limits do not apply to the shared process

@@ -43,7 +43,8 @@ type Transport struct {
 	// Secrets resolves the values of a command's environment when a process starts.
 	Secrets func(context.Context, secret.Value) (string, error)
 	Server  json.RawMessage // the MCP Implementation object of the gateway
-	// Dropped is called for each message of a backend that the transport drops because it is unusable, e.g. not JSON. It may be nil.
+	// Dropped is called for each message of a backend that the transport drops because it is unusable, for example not JSON. It may be
+	// nil.
 	Dropped func(ctx context.Context, b api.Backend, reason string)
 	Log     *slog.Logger
 	// Processes limits the processes of clients' sessions in total, and PerPrincipal for each principal. 0 means 64 and 16. The backends'
@@ -66,8 +67,8 @@ func (t *Transport) startTime() time.Duration { return cmp.Or(t.StartTime, 2*tim
 func (t *Transport) probeTime() time.Duration { return cmp.Or(t.ProbeTime, 5*time.Second) }
 func (t *Transport) grace() time.Duration     { return cmp.Or(t.Grace, 2*time.Second) }
 
-// RoundTrip sends the message in a request to the process of its session, a client's initialize to a new process, and other messages to the
-// backend's shared process, which it starts if necessary.
+// RoundTrip sends the message in a request to a process. A message in a session goes to the session's process, and a client's initialize
+// to a new process. Other messages go to the backend's shared process, which RoundTrip starts if necessary.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	var body []byte
 	if req.Body != nil {
@@ -197,7 +198,7 @@ func (t *Transport) Sync(ctx context.Context) error {
 	return nil
 }
 
-// Touch records that a client uses a backend, so that its shared process keeps running.
+// Touch records that a client uses a backend, so that the backend's shared process keeps running.
 func (t *Transport) Touch(b api.Backend) {
 	if p := t.sharedProcess(b); p != nil {
 		p.touch()
@@ -224,7 +225,7 @@ func (t *Transport) sharedProcess(b api.Backend) *process {
 	return s.readyProcess()
 }
 
-// findServer returns the backend if [Transport.Sync] has read it, or nil.
+// findServer returns the server of a backend, or nil if [Transport.Sync] has not read the backend.
 func (t *Transport) findServer(b api.Backend) *server {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -257,7 +258,7 @@ func (t *Transport) listProcesses() []*process {
 	return slices.Collect(maps.Keys(t.processes))
 }
 
-// respond returns a response that is complete: JSON, or only a status.
+// respond returns a complete HTTP response with a JSON body or only a status.
 func respond(req *http.Request, status int, body []byte) *http.Response {
 	h := http.Header{}
 	if body != nil {
@@ -282,12 +283,12 @@ func methodOf(message json.RawMessage) string {
 	return method
 }
 
-// newUnsentError returns the error of a request that was not sent to any process. The MCP client may see why.
+// newUnsentError returns the error for a request that was not sent to any process. The MCP client may see the reason why.
 func newUnsentError(kind fault.Kind, b api.Backend, why string) *upstream.UnsentError {
 	return &upstream.UnsentError{Fault: fault.New(kind, "backend %s %s", b.Name, why)}
 }
 
-// oneLine replaces the line breaks in a message by spaces, because over stdio a line break ends the message. In JSON, they only occur
+// oneLine replaces the line breaks in a message by spaces, because over stdio a line break ends the message. JSON has line breaks only
 // between tokens.
 func oneLine(message []byte) []byte {
 	if bytes.ContainsAny(message, "\r\n") {
