@@ -18,7 +18,7 @@ import (
 // ErrAnswer reports that the backend answered with an error.
 var ErrAnswer = errors.New("upstream: the backend answered with an error")
 
-// ErrUnknownMethod reports that the backend does not know the method. It wraps [ErrAnswer].
+// ErrUnknownMethod reports that the backend does not know the method of the request. It wraps [ErrAnswer].
 var ErrUnknownMethod = fmt.Errorf("%w: it does not know the method", ErrAnswer)
 
 // StatusOf returns the status of a [StatusError] in err, or 0 if err does not contain one.
@@ -35,9 +35,9 @@ func IsRefused(err error) bool { return StatusOf(err) != 0 || errors.Is(err, Err
 // ErrVersion reports that the backend does not serve the protocol version of the request. It wraps [ErrAnswer].
 var ErrVersion = fmt.Errorf("%w: it does not serve the protocol version", ErrAnswer)
 
-// MayRefuseRevision reports whether an error may mean that the backend does not speak the revision of the request. Only 2026-07-28 has a
-// code for that. Servers of earlier revisions refuse requests of 2026-07-28 with many codes and texts, because these requests have no
-// session.
+// MayRefuseRevision reports whether err may mean that the backend does not speak the revision of the request. Only 2026-07-28 has an
+// error code for that. Servers of earlier revisions refuse requests of 2026-07-28 with many codes and texts, because these requests have
+// no session.
 func MayRefuseRevision(err error) bool {
 	switch StatusOf(err) {
 	case 0:
@@ -48,13 +48,12 @@ func MayRefuseRevision(err error) bool {
 	return false
 }
 
-// FreshID returns a random id for a request of the gateway's own. It is below 2^53, so that it survives backends that parse numbers
-// as doubles.
+// FreshID returns a random id for one of the gateway's own requests. It is below 2^53, because some backends parse numbers as doubles.
 func FreshID() json.RawMessage {
 	return strconv.AppendUint(nil, rand.Uint64()>>11, 10)
 }
 
-// Known is a backend's description of itself.
+// Known is a backend's description of itself, from its answer to server/discover or initialize.
 type Known struct {
 	Version      spec.Version
 	Session      string          // the session that initialize began, or empty
@@ -67,11 +66,11 @@ func newKnown(version spec.Version, session string, result json.RawMessage) Know
 	return Known{version, session, jsonrpc.Member(result, "capabilities"), instructions}
 }
 
-// Ask sends a request of the gateway's own, and returns the result. It sets the body and, in 2026-07-28, the method header of r.
+// Ask sends one of the gateway's own requests and returns the result. It sets the body of r and, in 2026-07-28, the method header.
 func (c *Client) Ask(ctx context.Context, r Request, method string, params json.RawMessage) (json.RawMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.AskTimeout)
 	defer cancel()
-	// The id is unique because other requests may run in the same session.
+	// The id is random because other requests may run in the same session.
 	r.Body = jsonrpc.AppendRequest(nil, FreshID(), method, params)
 	if r.Version.Stateless() {
 		if r.Header == nil {
@@ -129,9 +128,9 @@ func (c *Client) ListParams(version spec.Version) json.RawMessage {
 	return c.metaParams(version, ListCapabilities)
 }
 
-// ListCapabilities are the client capabilities that the gateway declares to read lists, because some servers list a tool that asks
-// questions only for clients that can answer them. In a call, a backend learns the client's own capabilities. ListCapabilities does not
-// contain roots, because some servers ask for the roots before they answer any request, and the gateway cannot answer that.
+// ListCapabilities are the client capabilities that the gateway declares to read lists. Some servers list a tool that asks questions only
+// for clients that can answer them. ListCapabilities does not contain roots, because some servers ask for the roots before they answer
+// any request, and the gateway cannot answer that.
 var ListCapabilities = json.RawMessage(`{"elicitation":{"form":{},"url":{}},"sampling":{"context":{},"tools":{}}}`)
 
 func (c *Client) metaParams(version spec.Version, capabilities json.RawMessage) json.RawMessage {
@@ -141,7 +140,7 @@ func (c *Client) metaParams(version spec.Version, capabilities json.RawMessage) 
 	return append(append(out, c.Server...), `}}`...)
 }
 
-// Discover asks a backend of 2026-07-28 for its versions and capabilities.
+// Discover asks a backend of 2026-07-28 for its protocol versions and capabilities.
 func (c *Client) Discover(ctx context.Context) (k Known, err error) {
 	const version = spec.V20260728
 	result, err := c.Ask(ctx, Request{Version: version}, spec.MethodDiscover, c.MetaParams(version))
@@ -162,20 +161,20 @@ type Declared struct {
 	Version            spec.Version
 	Capabilities, Info json.RawMessage // if nil, there are no capabilities, and Info is [Client.Server]
 	Holder             string          // the session's principal, or empty for the gateway itself
-	// AnswersLate is set if the client can answer a question after the end of the call that carried it.
+	// AnswersLate is set if the client can still answer a question after the call that carried the question has ended.
 	AnswersLate bool
 }
 
 type declaredKey struct{}
 
-// DeclaredIn returns the description that [Client.Initialize] has put into the context of its request. Package stdio needs the description,
-// because it starts a process for each session.
+// DeclaredIn returns the description that [Client.Initialize] has put into the context of its HTTP request. Package stdio needs the
+// description, because it starts a process for each session.
 func DeclaredIn(ctx context.Context) Declared {
 	d, _ := ctx.Value(declaredKey{}).(Declared)
 	return d
 }
 
-// Initialize begins a session of a session-based revision.
+// Initialize begins a session with a backend that speaks a session-based revision.
 func (c *Client) Initialize(ctx context.Context, d Declared) (k Known, err error) {
 	ctx, cancel := context.WithTimeout(context.WithValue(ctx, declaredKey{}, d), c.AskTimeout)
 	defer cancel()
@@ -204,7 +203,7 @@ func (c *Client) Initialize(ctx context.Context, d Declared) (k Known, err error
 	k = newKnown(spec.Version(text), x.Session, result)
 	note := jsonrpc.AppendNotification(nil, spec.NoteInitialized, nil)
 	if err := c.Send(ctx, Request{Body: note, Version: k.Version, Session: k.Session}); err != nil {
-		// No request will use the session. If the client cannot end it, the backend lets it expire.
+		// The session will not be used. If End fails, the backend lets the session expire.
 		_ = c.End(context.WithoutCancel(ctx), k.Version, k.Session)
 		return Known{}, err
 	}

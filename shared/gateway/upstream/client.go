@@ -41,7 +41,7 @@ type Client struct {
 	URL string
 	// HTTP must not follow redirects, because they would leak the credentials. [NewHTTP] creates a suitable client.
 	HTTP *http.Client
-	// Credentials adds credentials to each request. It may be nil.
+	// Credentials adds headers with credentials to each request. It may be nil.
 	Credentials func(ctx context.Context, h http.Header) error
 	// Refused is called with the headers of a request that the backend answers with 401, so that the next request can have other
 	// credentials. It may be nil.
@@ -66,8 +66,8 @@ type Request struct {
 	MaxDepth int          // limits the nesting of the answer; 0 means [jsonrpc.MaxDepth]
 }
 
-// Post sends a message and returns the backend's answer. If the status is not successful and the body is no JSON-RPC message, it
-// returns a [StatusError] or [ErrSession]. If it cannot reach the backend, it returns a fault of kind Unavailable.
+// Post sends a message and returns the backend's answer. If the status is an error and the body is no JSON-RPC message, Post returns a
+// [StatusError] or [ErrSession]. If it cannot reach the backend, it returns a fault of kind Unavailable.
 func (c *Client) Post(ctx context.Context, r Request) (*Exchange, error) {
 	request, where := c.Observer.begin(ctx, &r)
 	h := http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
@@ -90,8 +90,8 @@ func (c *Client) Get(ctx context.Context, r Request, lastEventID string) (*Excha
 	return c.do(ctx, http.MethodGet, r, h)
 }
 
-// Send sends a notification, or the response to a request of the backend. It returns an error unless the backend accepts it:
-// "If the server cannot accept the input, it MUST return an HTTP error status code" (2025-11-25, Transports), with or without JSON.
+// Send sends a notification, or the response to a request of the backend. It returns an error unless the backend accepts the message. "If
+// the server cannot accept the input, it MUST return an HTTP error status code" (2025-11-25, Transports), with or without JSON.
 func (c *Client) Send(ctx context.Context, r Request) error {
 	h := http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
 	trace.From(ctx).AddTo(h)

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// NewHTTP returns a client for backends. It has no timeout, because a call may take long before its first byte. The context limits each
-// exchange.
+// NewHTTP returns an HTTP client for requests to backends. It has no timeout, because a call may take long before its first byte. The
+// context of a request limits its time.
 func NewHTTP() *http.Client {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.MaxIdleConnsPerHost, t.IdleConnTimeout = maxResting, RestTime
@@ -24,17 +24,19 @@ func NewHTTP() *http.Client {
 	}
 }
 
-// A server may close an idle connection at any time, even while a request is on its way. The client cannot know whether the server has
-// read that request, and must not repeat it, because a call must not be made twice. So connections stay idle only for a short time. If a
-// request found its connection closed before any byte was sent, the client sends it again over another connection. net/http does that for
-// GET but not for POST.
+// A server may close an idle connection at any time, even while a request is on its way. The client then cannot know whether the server
+// has read the request. It must not repeat the request, because a call must not be made twice. So connections stay idle only for a short
+// time.
+//
+// If a connection was closed before any byte of the request was sent, the client sends the request over another connection. net/http does
+// that for GET but not for POST.
 
-// RestTime is how long a connection may stay idle before the client closes it. It is shorter than the default idle timeouts of
-// common servers, e.g. 2 s for Gunicorn and 5 s for Node.js. After a Lambda function was frozen, it also keeps the function
-// from using connections that the servers have closed meanwhile.
+// RestTime is how long a connection may stay idle before the client closes it. It is shorter than the default idle timeouts of common
+// servers, for example 2 s for Gunicorn and 5 s for Node.js. After a Lambda function was frozen, it also keeps the function from using
+// connections that servers have closed meanwhile.
 const RestTime = time.Second
 
-// maxResting limits the idle connections per host.
+// maxResting limits the idle connections to each host.
 const maxResting = 32
 
 // send sends a request, and repeats it if the server had closed the idle connection before the request left. It calls the transport of the
@@ -89,8 +91,8 @@ func countBytes(dial func(ctx context.Context, network, addr string) (net.Conn, 
 func (p *requestProgress) clientTrace() *httptrace.ClientTrace {
 	return &httptrace.ClientTrace{
 		GotConn: func(to httptrace.GotConnInfo) {
-			// Over HTTP/2, a server reports the requests that it did not process, and net/http repeats them. So send must not
-			// repeat them, and their connections do not count as reused.
+			// Over HTTP/2, a server reports the requests that it did not process, and net/http repeats them. So send must not repeat
+			// them, and HTTP/2 connections do not count as reused.
 			over, ok := to.Conn.(*tls.Conn)
 			p.reused.Store(to.Reused && !(ok && over.ConnectionState().NegotiatedProtocol == "h2"))
 			p.sent.Store(false)

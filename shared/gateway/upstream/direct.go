@@ -16,12 +16,12 @@ import (
 	"time"
 )
 
-// direct sends requests without TLS in the goroutine of the caller. [http.Transport] would pass a request to one goroutine of
-// the connection and get the response from another one. Switching between these goroutines takes a sixth of the time that the
-// gateway adds to a call.
+// direct sends HTTP requests without TLS in the goroutine of the caller. [http.Transport] would pass a request to one goroutine of the
+// connection and get the response from another one. Switching between these goroutines takes a sixth of the time that the gateway adds to
+// a call.
 //
-// direct is registered with the transport and uses its settings. It leaves some requests to the transport, for example those
-// with TLS, with a large body, or through a proxy. Unlike the transport, it does not ask backends to compress their answers.
+// direct is registered with the transport and uses its settings. It leaves some requests to the transport, for example requests with TLS,
+// with a large body, or through a proxy. Unlike the transport, it does not ask backends to compress their answers.
 type direct struct {
 	transport *http.Transport
 
@@ -30,8 +30,8 @@ type direct struct {
 }
 
 const (
-	// maxDirect is the largest request body that direct sends, in bytes. The buffers of a connection hold that much. So if a
-	// backend responds without reading the body, direct can still write all of it, and then read the response.
+	// maxDirect is the largest request body that direct sends, in bytes. The buffers of a connection hold that much. So if a backend
+	// responds without reading the body, direct can still write the whole body and then read the response.
 	maxDirect = 64 << 10
 	// maxInterim is the maximum number of interim responses, with a status of 1xx, before the final one, as in net/http.
 	maxInterim = 5
@@ -68,7 +68,7 @@ func (d *direct) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// addressOf returns the address to which direct sends a request. It returns false if direct leaves the request to the transport.
+// addressOf returns the address to which direct sends a request. It returns false if direct leaves the request to [http.Transport].
 func (d *direct) addressOf(req *http.Request) (string, bool) {
 	host := req.URL.Hostname()
 	unknown := req.ContentLength <= 0 && req.Body != nil && req.Body != http.NoBody
@@ -84,7 +84,7 @@ func (d *direct) addressOf(req *http.Request) (string, bool) {
 	return net.JoinHostPort(host, cmp.Or(req.URL.Port(), "80")), true
 }
 
-// connect returns an idle connection that the backend has not closed, or a new one.
+// connect returns an idle connection to the address that the backend has not closed, or a new connection.
 func (d *direct) connect(ctx context.Context, address string) (c *directConn, reused bool, err error) {
 	got := func(c net.Conn, reused bool) {
 		if t := httptrace.ContextClientTrace(ctx); t != nil && t.GotConn != nil {
@@ -111,7 +111,8 @@ func (d *direct) connect(ctx context.Context, address string) (c *directConn, re
 	return c, false, nil
 }
 
-// take returns the latest idle connection to an address, which is then no longer idle, or nil.
+// take removes the most recently used idle connection to an address from the idle ones and returns it. It returns nil if there is no idle
+// connection.
 func (d *direct) take(address string) *directConn {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -131,7 +132,7 @@ func (d *direct) take(address string) *directConn {
 	return nil
 }
 
-// drop removes a connection from the idle ones. It reports false if the connection is not idle. The caller holds the lock.
+// drop removes a connection from the idle connections. It returns false if the connection is not idle. The caller holds the lock.
 func (d *direct) drop(c *directConn) bool {
 	all := d.resting[c.address]
 	i := slices.Index(all, c)
@@ -182,7 +183,7 @@ type directConn struct {
 	header   bool  // whether the header of a response is being read
 	left     int64 // the number of bytes that the header may still have
 
-	// Guarded by direct.mu.
+	// The lock direct.mu guards the fields below.
 	since time.Time   // when it became idle
 	timer *time.Timer // closes it when it was idle for too long; nil without a limit
 }

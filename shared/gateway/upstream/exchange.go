@@ -24,14 +24,14 @@ var ErrSession = errors.New("upstream: the backend has ended the session")
 // ErrNoResponse reports that the backend ended its answer without a response.
 var ErrNoResponse = errors.New("upstream: the answer ended without a response")
 
-// StatusError reports that the backend answered with an error status and without a JSON-RPC message.
+// StatusError reports that the backend answered with an HTTP error status and without a JSON-RPC message.
 type StatusError struct{ Status int }
 
 func (e *StatusError) Error() string {
 	return "upstream: the backend answered " + http.StatusText(e.Status)
 }
 
-// Exchange is a backend's answer to a request: a sequence of messages that ends with the response.
+// Exchange is a backend's answer to a request: a sequence of messages that ends with the response to the request.
 type Exchange struct {
 	Session string // only in the answer to initialize
 	Status  int
@@ -50,7 +50,7 @@ type Exchange struct {
 	maxDepth int
 }
 
-// begin prepares the body for reading. It returns [ErrSession], a [StatusError] or a fault if the body cannot contain a
+// begin prepares the body of the answer for reading. It returns [ErrSession], a [StatusError] or a fault if the body cannot contain a
 // message, for example because of its media type. An answer with the status 202 or 204 is valid and has no messages.
 func (x *Exchange) begin(resp *http.Response, r Request) error {
 	media := resp.Header.Get("Content-Type")
@@ -79,9 +79,9 @@ func (x *Exchange) begin(resp *http.Response, r Request) error {
 // sessionNotFound is the error code with which official libraries report an unknown session.
 const sessionNotFound = "-32001"
 
-// answers reports whether the body of an error status contains the response to the request, which has the request's id. If so,
-// the response counts and the status does not: the backend has read the request and may have acted on it, so the gateway must
-// not send the request again. The exception is an error whose code means that the session is unknown.
+// answers reports whether the body of an answer with an error status contains the JSON-RPC response to the request. If so, the response
+// counts and the status does not: the backend has read the request and may have acted on it, so the gateway must not send it again. The
+// exception is an error whose code means that the session is unknown.
 func (x *Exchange) answers(r Request) bool {
 	id := jsonrpc.Member(r.Body, "id")
 	if id == nil {
@@ -173,7 +173,7 @@ func isMessage(raw json.RawMessage) bool {
 	return ok
 }
 
-// Reasons why received data is no message; see [Client.Dropped].
+// Reasons for dropping data of a backend that is not a message; see [Client.Dropped].
 const (
 	NotJSON    = "it is no JSON"
 	NotMessage = "it is no JSON-RPC message"
@@ -209,7 +209,7 @@ func (x *Exchange) drop(ctx context.Context, reason string) {
 	}
 }
 
-// next returns the next JSON text. It checks only the syntax and the depth.
+// next returns the next JSON text of the answer. It checks only the syntax and the depth.
 func (x *Exchange) next() (json.RawMessage, error) {
 	for len(x.queued) == 0 {
 		if x.events == nil {
@@ -253,8 +253,8 @@ func (x *Exchange) Close() {
 	}
 }
 
-// ContinueWith closes the exchange. Its request then continues with next, for example after a reconnection, so that metrics and
-// traces count one request that ends when next ends.
+// ContinueWith closes the exchange, but its request continues with the exchange next, for example after a reconnection. So metrics and
+// traces count a single request, which ends when next ends.
 func (x *Exchange) ContinueWith(next *Exchange) {
 	next.request, next.failure, x.request = x.request, x.failure, nil
 	x.Close()
@@ -307,8 +307,8 @@ func (m Message) WithoutOwn() Message {
 	return m
 }
 
-// Read parses a message. It reports false if the message is not valid JSON-RPC, or if a JSON-RPC member or a member of its params
-// occurs twice. The client gets the same bytes, and might use the one of the two that Read did not check.
+// Read parses a message. The result ok is false if the message is not valid JSON-RPC, or if a JSON-RPC member or a member of its params
+// occurs twice. The client gets the same bytes, and might use the member that Read did not check.
 func Read(raw json.RawMessage) (m Message, ok bool) {
 	p := jsonrpc.ReadParts(raw)
 	m = Message{Result: p.Result, Error: p.Error, Raw: raw}
@@ -328,5 +328,5 @@ func Read(raw json.RawMessage) (m Message, ok bool) {
 	return m, (m.Result != nil) != (m.Error != nil) && (m.ID != nil || m.Error != nil)
 }
 
-// Response reports whether the message answers a request.
+// Response reports whether the message is the response to a request.
 func (m Message) Response() bool { return m.Method == "" }

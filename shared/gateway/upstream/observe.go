@@ -20,22 +20,22 @@ type Observer struct {
 	Tracer  *trace.Tracer
 }
 
-// The failures that the span of a request records: the response was an error, or there was no response.
+// The failures that the trace span of a request records: the response was an error, or there was no response.
 const (
 	failedAnswer = "error"
 	noAnswer     = "no_answer"
 )
 
-// request is a running request, from its POST to the end of the exchange.
+// request is a running request that an [Observer] observes, from its POST to the end of the exchange.
 type request struct {
 	by   Observer
 	span trace.Span
 	done atomic.Bool
 }
 
-// begin starts to observe a message if it is a request, and returns the trace context to send with it. If the request's span is
-// recorded, begin also writes the context to _meta, where it replaces the client's own context (SEP-414). A subscriptions/listen
-// is not observed, because it lasts as long as its stream.
+// begin starts to observe a message if it is a request, and returns the trace context to send with it. If the request's span is recorded,
+// begin also writes the context to _meta, where it replaces the client's own context (SEP-414). It does not observe subscriptions/listen
+// requests, because they last as long as their stream.
 func (o Observer) begin(ctx context.Context, r *Request) (*request, trace.Context) {
 	where := trace.From(ctx)
 	method, is := requestMethod(r.Body)
@@ -88,7 +88,7 @@ func addTrace(body json.RawMessage, c trace.Context) json.RawMessage {
 	return jsonrpc.Replace(body, "params", params)
 }
 
-// end counts the request once. failure is empty if the backend answered with a result.
+// end counts the request when it ends, but only once. The parameter failure is empty if the backend answered with a result.
 func (q *request) end(failure string) {
 	if q == nil || q.done.Swap(true) {
 		return
