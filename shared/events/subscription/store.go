@@ -22,17 +22,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Store reads and writes subscriptions, with the counters and items by which [Lists] and fanout find them.
+// Store reads and writes subscriptions. It also keeps the counters and index items by which [Lists] and fanout, which distributes events,
+// find the subscriptions.
 type Store struct {
 	DB store.DB
-	// QuotaOf returns how many subscriptions a principal may have. Nil means [tally.DefaultLimit] for all.
+	// QuotaOf returns how many subscriptions a principal may have. Nil means [tally.DefaultLimit] for all principals.
 	QuotaOf func(ctx context.Context, workspace, principal string) int64
 	// SumOf returns how many subscriptions all principals of a workspace may have together. Nil and 0 mean no limit.
 	SumOf func(ctx context.Context, workspace string) int64
-	// Ended is called when a subscription has ended or was disabled, before the request that ended it is answered, so that no
-	// further attempt starts. It may be nil.
+	// Ended is called when a subscription has ended or was disabled, before the response to the request that ended it. So no delivery
+	// attempt starts after the response. Ended may be nil.
 	Ended func(id string)
-	// Started is called before a subscription is written, so that attempts start again for its id. It may be nil.
+	// Started is called before a new subscription is written, so that delivery attempts are allowed again for its id. It may be nil.
 	Started func(id string)
 	Now     func() time.Time
 	// Log receives failures; nil is [slog.Default].
@@ -49,11 +50,11 @@ func (s *Store) tally() tally.Counts {
 	return tally.Counts{DB: s.DB, LimitOf: s.QuotaOf, SumOf: s.SumOf, Now: s.now, Log: s.log()}
 }
 
-// insert writes a new subscription, or returns Exhausted if the principal or the workspace has reached its limit. The transaction
-// raises the principal's counter. insert checks the counter before, too, so that a refused subscription gets no index entries.
+// insert writes a new subscription, or returns Exhausted if the principal or the workspace has reached its limit. The transaction raises
+// the principal's counter. insert also checks this counter before, so that a refused subscription gets no index entries.
 //
-// The number of all subscriptions of the workspace (its sum) is not part of the transaction. insert raises the sum first, and lowers it
-// again if the subscription was certainly not written. If the process dies in between, [Sweeper.Recount] corrects the sum.
+// The workspace's counter is not part of the transaction. insert raises it first, and lowers it again if the subscription was certainly
+// not written. If the process dies in between, [Sweeper.Recount] corrects the counter.
 func (s *Store) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) error {
 	if err := s.tally().Check(ctx, sub.Workspace, sub.Principal); err != nil {
 		return err
@@ -68,8 +69,8 @@ func (s *Store) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscript
 	return err
 }
 
-// write writes a new subscription and the extra operations in one transaction. It returns ErrConflict if the stored record does not
-// have the subscription's revision. certain is false if the store may have written the subscription despite an error.
+// write writes a new subscription and the extra operations in one transaction. It returns ErrConflict if the stored record does not have
+// the subscription's revision. The result certain is false if the store may have written the subscription despite an error.
 func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) (certain bool, err error) {
 	if err := s.addEntries(ctx, cat, sub); err != nil {
 		return true, err
@@ -87,7 +88,8 @@ func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscripti
 		return true, nil
 	}
 	if kind := fault.KindOf(err); !errors.Is(err, store.ErrConflict) && (kind == fault.Unavailable || kind == fault.Internal) {
-		// The store may have written the subscription. Lowering the counters would then hide it from fanout.
+		// The store may have written the subscription. Keep the counters raised, because fanout finds only subscriptions that are
+		// counted.
 		s.log().WarnContext(ctx, "subscription counters uncertain", "error", err)
 		return false, fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
@@ -109,9 +111,9 @@ func (s *Store) update(ctx context.Context, sub *Subscription, extra ...store.Op
 	return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, ops...), "write the subscription")
 }
 
-// recordOps returns the operations that write the record and the items of its patterns, and increases s.Revision. The operations fail with
-// a conflict unless the stored record still has the previous revision or, if that is 0, no record exists. Revisions begin at the creation
-// time, so that a later subscription with the same id has other revisions.
+// recordOps returns the operations that write the record and the items of its patterns, and increases s.Revision. The operations fail
+// with a conflict if another process has changed the record or, for a new subscription, if a record exists. Revisions begin at the
+// creation time, so that a later subscription with the same id has other revisions.
 func (s *Subscription) recordOps() []store.Op {
 	unchanged := store.Absent()
 	if s.Revision > 0 {
@@ -125,9 +127,9 @@ func (s *Subscription) recordOps() []store.Op {
 	return ops
 }
 
-// updatePatterns does the same as update, for a subscription whose patterns have changed. The parameter old has the previous patterns.
-// updatePatterns raises the counters of the new patterns before the write and lowers the counters of the old patterns after it, so that no
-// counter is ever too low.
+// updatePatterns does the same as update, for a subscription whose patterns have changed. The parameter old has the previous patterns. To
+// keep every counter high enough, updatePatterns raises the counters of the new patterns before the write, and lowers the counters of the
+// old patterns after it.
 func (s *Store) updatePatterns(ctx context.Context, sub *Subscription, old []match.Pattern, extra ...store.Op) error {
 	if err := s.addToCounters(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return err
@@ -159,7 +161,7 @@ func (s *Store) lowerCounters(ctx context.Context, workspace string, patterns []
 	}
 }
 
-// remove deletes a subscription's items and runs the extra operations in one transaction. If keep is true, the record stays for a week,
+// remove deletes a subscription's items and runs the extra operations, in one transaction. If keep is true, the record stays for a week,
 // so that the owner can see why the subscription ended.
 func (s *Store) remove(ctx context.Context, sub *Subscription, keep bool, extra ...store.Op) error {
 	was := sub.Revision
@@ -218,7 +220,7 @@ func (s *Store) load(ctx context.Context, workspace, principal, id string) (*Sub
 }
 
 // change loads a subscription and calls apply, which changes and writes it. If the subscription does not exist, apply gets nil. If
-// another process wrote the record in between, change loads it and calls apply again.
+// another process wrote the subscription in between, change loads it and calls apply again.
 func (s *Store) change(ctx context.Context, workspace, principal, id string, apply func(*Subscription) error) error {
 	for range maxConflicts {
 		sub, err := s.load(ctx, workspace, principal, id)
@@ -235,7 +237,7 @@ func (s *Store) change(ctx context.Context, workspace, principal, id string, app
 	return errContested
 }
 
-// maxConflicts limits how often a write of a subscription is tried again because another process wrote the record in between.
+// maxConflicts limits how often a write of a subscription is repeated after another process wrote the subscription in between.
 const maxConflicts = 50
 
 var errContested = fault.New(fault.Unavailable, "the subscription is being changed by other requests")
@@ -245,18 +247,18 @@ const (
 	resealConcurrency = 16
 )
 
-// Position says where [Store.Reseal] continues. The zero value is the beginning.
+// Position is where the next call of [Store.Reseal] continues. The zero value is the beginning.
 type Position struct {
 	Workspace string `json:"ws,omitempty"`
 	ID        string `json:"id,omitempty"`
 }
 
-// Reseal replaces sealed secrets, for example after a change of the sealing key. It calls reseal for each secret of up to 200
-// subscriptions, and stores the result unless it is nil. It returns the position for the next call, and whether more subscriptions follow.
+// Reseal replaces the encrypted secrets of up to 200 subscriptions, for example after a change of the encryption key. It calls the
+// function reseal for each secret, and stores the result unless it is nil. It returns the position for the next call, and whether more
+// subscriptions follow. After a crash, the caller can repeat a call.
 //
-// After a crash, the caller can repeat a call with the same position. Reseal may miss a subscription that is created between two calls. It
-// calls reseal for the secrets of disabled subscriptions too but does not store the result, because writing them would activate their
-// patterns again.
+// Reseal may miss a subscription that is created between two calls. For a disabled subscription, it calls reseal but does not store the
+// result, because the write would activate the subscription's patterns again.
 func (s *Store) Reseal(ctx context.Context, from Position, reseal func(ctx context.Context, sealed []byte, b Binding) ([]byte, error)) (next Position, more bool, err error) {
 	workspaces, err := (&Lists{DB: s.DB}).Workspaces(ctx)
 	if err != nil {
@@ -318,23 +320,25 @@ func (s *Store) resealOne(ctx context.Context, workspace, principal, id string, 
 	})
 }
 
-// Fanout finds subscribers without a scan, because two kinds of items tell it where to look:
+// Fanout finds the subscribers of an event without a scan, because two kinds of items tell it where to look. A shape is the set of
+// variables that a pattern leaves open (see [match.Shape]).
 //
-//	shapes  one item per event type, and one for all parent URIs. For each shape of patterns (see
-//	        [match.Shape]), it has the number of subscribed patterns (the count "w_SHAPE"), and the
-//	        time until which a stream or poll may read such patterns (the count "i_SHAPE")
+//	shapes  one item per event type, and one for all parent URIs. For each shape, it has the number of
+//	        subscribed patterns (the count "w_SHAPE"), and the time until which a stream or poll
+//	        may read such patterns (the count "i_SHAPE")
 //	header  one item per pattern, with the number of its subscribers
 //
-// [Store] raises the counts before it writes a subscription, and lowers them after it has removed the subscription. So after a crash the
-// counts may be too high, which costs a look-up, but never too low, which would lose an event. A header expires shortly after its count
+// [Store] raises the counts before it writes a subscription, and lowers them after it has removed the subscription. So after a crash a
+// count may be too high, which costs a look-up, but never too low, which would lose an event. A header expires shortly after its count
 // has reached zero, so that unused patterns leave no items.
 
-// ShapesKey returns the key of the shapes item for a scope, i.e. for one event type or for all parent URIs (see [match.Shape.Scope]).
+// ShapesKey returns the key of the item that counts the patterns in use by their shapes. There is one such item per scope, which is an
+// event type or all parent URIs (see [match.Shape.Scope]).
 func ShapesKey(workspace, scope string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "shapes#" + workspace + "#" + scope, Sort: "-"}
 }
 
-// HeaderKey returns the key of a pattern's header item, which counts the pattern's subscribers. key is [match.Pattern.Key].
+// HeaderKey returns the key of a pattern's header item, which counts the pattern's subscribers. The parameter key is [match.Pattern.Key].
 func HeaderKey(workspace, key string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "p#" + workspace + "#" + key, Sort: "#"}
 }
@@ -349,8 +353,8 @@ func HeaderCount(header *store.Item) int {
 	return int(header.Counts[headerCount])
 }
 
-// InUse reads a shapes item. It returns the shapes of the patterns to which webhooks subscribe, and the shapes of the patterns that streams
-// and polls may read at the time now (inBand). item may be nil.
+// InUse returns the shapes of the patterns that webhooks subscribe to, and (as inBand) the shapes of the patterns that streams and polls
+// may read at the time now. It reads them from an item with a [ShapesKey], which may be nil.
 func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []match.Shape) {
 	if item == nil {
 		return nil, nil
@@ -366,9 +370,9 @@ func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []ma
 	return webhooks, inBand
 }
 
-// addToCounters adds n to the counter of each pattern's shape, and to the number of subscribers in its header item (see
-// [HeaderKey]). It writes each counter separately, because all subscriptions of a workspace share the counters of shapes, so
-// transactions would conflict.
+// addToCounters adds n to the counter of each pattern's shape (see [ShapesKey]), and to the number of subscribers in each pattern's
+// header item (see [HeaderKey]). It writes each counter separately. In transactions, subscriptions of a workspace would conflict, because
+// they share the counters of shapes.
 func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []match.Pattern, n int64) error {
 	shapes := map[match.Shape]int64{}
 	for _, p := range patterns {
@@ -396,8 +400,8 @@ func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []
 		if n > 0 {
 			continue
 		}
-		// If the pattern has no subscribers left, let its header item expire. If another process has raised the count, the limit of 0
-		// makes this write conflict.
+		// If the pattern has no subscribers left, let its header item expire. If another process has raised the count meanwhile, the
+		// limit of 0 makes this write fail with a conflict.
 		empty := store.Add(op.Item.Key, map[string]int64{headerCount: 0}, map[string]int64{headerCount: 0})
 		empty.Item.Expires = s.now().Add(headerKept)
 		if err := s.DB.Write(ctx, empty); err != nil && !errors.Is(err, store.ErrConflict) {
@@ -407,8 +411,9 @@ func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []
 	return nil
 }
 
-// healShapes sets negative counters of shapes, which earlier releases may have left, to zero. It runs before another subscription is
-// counted. Otherwise a counter could be zero although that subscription uses the shape, and fanout would not look for the subscription.
+// healShapes sets negative counters of shapes, which earlier releases may have left, to zero. It runs before the counters are raised for
+// another subscription. Otherwise a counter could become zero although a subscription uses the shape, and fanout would not find the
+// subscription.
 func (s *Store) healShapes(ctx context.Context, workspace string, shapes map[match.Shape]int64) error {
 	byKey := map[store.Key][]string{}
 	for shape := range shapes {
@@ -436,25 +441,26 @@ func (s *Store) healShapes(ctx context.Context, workspace string, shapes map[mat
 	return nil
 }
 
-// headerKept is how long the header item of a pattern stays after its count has reached zero.
+// headerKept is how long the header item of a pattern is kept after its count of subscribers has reached zero.
 const headerKept = time.Minute
 
-// farFuture is an expiry that means never. A header whose count was zero has an earlier expiry, so each increment sets it to farFuture.
+// farFuture is an expiry that means never. When a header's count of subscribers falls to zero, its item gets an earlier expiry. So each
+// increment of the count sets the expiry to farFuture again.
 var farFuture = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// RecordInterest records that a client reads a wildcard or parent with a stream or poll, and may resume within the log's retention (see
-// [eventlog.Interest]). From then on fanout also writes the events into the pattern's partitions of the event log. A concrete pattern
-// needs no such record, because each URI has its own partition.
+// RecordInterest records that a client reads a wildcard or parent pattern with a stream or poll, and may resume within the log's
+// retention. From then on, fanout also writes matching events into the pattern's own partitions of the event log (see
+// [eventlog.Interest]). A concrete pattern, which is one URI, needs no such record, because each URI has its own partition.
 //
-// When the interest is recorded, fanout may already be storing a batch of events for which it has found no interest. It does not copy
-// these events to the pattern's partitions. So RecordInterest waits until the events are in the partitions of their own URIs, where a
-// client that reads the log afterwards finds them.
+// Fanout may already be storing a batch of events for which it found no interest, and which it does not write into the pattern's
+// partitions. So RecordInterest waits until the events are in the partitions of their own URIs. A client that reads the latest events
+// afterwards finds them there.
 func RecordInterest(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }
 
 // recordInterest does the same as [RecordInterest], for a webhook subscription of MCP Events. The record lasts until the subscription's
-// expiry plus the log's retention, because a client can resume from the cursors in deliveries and gap notices.
+// expiry plus the log's retention, because a client can resume from a cursor in a delivery or gap notice.
 func (s *Subscription) recordInterest(ctx context.Context, db store.DB, log *eventlog.Log, p match.Pattern) (eventlog.Interest, error) {
 	until := farFuture
 	if !s.Until.IsZero() {
@@ -467,8 +473,8 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	if p.Kind == match.Concrete {
 		return eventlog.Interest{}, nil
 	}
-	// The count "i_SHAPE" tells fanout until when to look for interests in patterns of this shape. It must not be earlier than the end of
-	// any such interest. So write it before the interest. It is an hour later than needed, so that most later calls need not write it.
+	// The count "i_SHAPE" tells fanout until when to look for interests in patterns of this shape. So write it before the interest, and
+	// with a time that is not before the interest's end. It is an hour later than needed, so that most later calls need not write it.
 	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
 	if err := raiseInterest(ctx, db, shapes, name, until); err != nil {
 		return eventlog.Interest{}, err
@@ -477,12 +483,13 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	if err != nil {
 		return eventlog.Interest{}, err
 	}
-	// Fanout may still be storing a batch of events, for which it looked for interests before this one was recorded. Wait even if the
-	// interest was stored already, because another reader may have recorded it only a moment ago.
+	// Fanout may still be storing a batch of events for which it looked for interests before this one was recorded. Wait for the batch
+	// even if the interest was stored already, because another reader may have recorded it only a moment ago.
 	return in, fault.Wrap(fault.Unavailable, log.AwaitBatches(ctx), "wait for the events that are being stored")
 }
 
-// raiseInterest raises the named count of the item shapes to at least until.
+// raiseInterest raises the count with the given name to at least the time until. The parameter shapes is the key of the item with the
+// count.
 func raiseInterest(ctx context.Context, db store.DB, shapes store.Key, name string, until time.Time) error {
 	raised := until.Add(time.Hour).Unix()
 	for {
@@ -497,7 +504,7 @@ func raiseInterest(ctx context.Context, db store.DB, shapes store.Key, name stri
 		if had > until.Unix() {
 			return nil
 		}
-		// If another caller has just raised the count, the limit makes this write fail, so that the two additions do not add up.
+		// If another caller has raised the count meanwhile, the limit makes this write fail. Otherwise, both additions would be applied.
 		err = db.Write(ctx, store.Add(shapes, map[string]int64{name: raised - had}, map[string]int64{name: raised}))
 		if !errors.Is(err, store.ErrConflict) {
 			return fault.Wrap(fault.Unavailable, err, "record the interest in a shape")

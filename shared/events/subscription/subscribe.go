@@ -31,28 +31,28 @@ type SubscribeRequest struct {
 	Cursor    string        // delivery starts after this position of the log; empty means now
 	MaxAge    time.Duration // maximum age of replayed events; 0 means no limit
 	TTL       TTL
-	// Plain is set if the client wants no control envelopes, such as gap and termination notices. It receives only events and the
-	// challenge.
+	// Plain is set if the client wants only events and the endpoint's challenge, but no control messages such as gap and termination
+	// notices.
 	Plain bool
-	// Profile is the version of the MCP Events extension that deliveries follow (see [spec.Profile]).
+	// Profile is the version of the MCP Events extension that the deliveries follow (see [spec.Profile]).
 	Profile spec.Profile
 }
 
-// TTL is the lifetime that a client suggests.
+// TTL is the lifetime that a client suggests for its subscription.
 type TTL struct {
 	Asked   bool // the client sent ttlMs; otherwise the server's default applies
 	Forever bool // ttlMs is null, so that the subscription should not expire
 	For     time.Duration
 }
 
-// SubscribeResult is the answer to a [SubscribeRequest].
+// SubscribeResult is the response to a [SubscribeRequest].
 type SubscribeResult struct {
 	ID            string
 	RefreshBefore time.Time // zero if the subscription does not expire
 	Cursor        string
 	Truncated     bool
-	// Refreshed reports whether the subscription existed before this request. Only then are Resumed and Status set. Resumed reports
-	// whether this request has resumed a suspended subscription. Status summarizes the subscription's deliveries so far.
+	// Refreshed reports whether the subscription existed before this request. Resumed and Status are set only in this case. Resumed
+	// reports whether the request has resumed a suspended subscription, and Status summarizes the deliveries so far.
 	Refreshed, Resumed bool
 	Status             Status
 }
@@ -138,9 +138,9 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	return g.announce(ctx, want, have, from, r.Cursor != "")
 }
 
-// announce completes a request: it replays the events that the subscriber still needs, notifies open streams, and returns the answer to
-// the client. want is the subscription as it was written, and have is the subscription before a refresh, or nil. resumed reports whether
-// the client sent a cursor.
+// announce completes a request: it replays the events that the subscriber still needs, notifies open streams, and returns the response.
+// The parameter want is the subscription as it was written. The parameter have is the subscription before a refresh, or nil for a new
+// one. The parameter resumed reports whether the client sent a cursor.
 func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from beginning, resumed bool) (out *SubscribeResult, err error) {
 	out = &SubscribeResult{ID: want.ID, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: from.truncated}
 	switch {
@@ -154,8 +154,8 @@ func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from
 		if err != nil {
 			return nil, err
 		}
-		// The delivery queue may have tasks for pages of the old pattern's subscribers, which this subscription has left. So tell the
-		// client that it may have missed events.
+		// The delivery queue may still have tasks that send events to the old pattern's subscribers, which do not include this
+		// subscription any more. So tell the client that it may have missed events.
 		moved := have != nil && !samePatterns(have.Patterns, want.Patterns)
 		out.Truncated = out.Truncated || more || moved
 	case have != nil:
@@ -172,8 +172,8 @@ func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from
 	return out, err
 }
 
-// checkRequest makes the checks of a request that need no access to the store. It returns the pattern and filters that the request's
-// arguments select, and the secret's signing key.
+// checkRequest checks a request without access to the store. It returns the pattern and filters that the request's arguments select, and
+// the secret's signing key.
 func (g *Registrar) checkRequest(cat *catalog.Catalog, p auth.Principal, r SubscribeRequest) (selection match.Selection, key []byte, err error) {
 	entry := cat.ByName(r.Name)
 	if entry == nil {
@@ -200,9 +200,8 @@ func unknownEvent(name string) error {
 	return fault.New(fault.NotFound, "unknown event type %.128q", name).With(map[string]any{"kind": "event"})
 }
 
-// upsert writes the subscription want, as a new one or by a refresh of the existing one with the same id. It returns the existing
-// subscription, or nil if it did not exist, had expired or was disabled. If a new one replaces a disabled one, its replay begins at
-// from.
+// upsert inserts the subscription want, or refreshes the existing subscription with the same id. It returns the existing subscription, or
+// nil if it did not exist, had expired or was disabled. If want replaces a disabled subscription, its replay begins at the position from.
 func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, from eventlog.Cursor, r SubscribeRequest) (*Subscription, error) {
 	asked, replaces := *want, false
 	for range maxConflicts {
@@ -258,10 +257,12 @@ func (g *Registrar) keepPause(ctx context.Context, sub *Subscription) error {
 	return err
 }
 
-// refresh overwrites the record have with want. If the client sent another secret, have's secret stays valid as the previous one for the
-// [rotationGrace]. live is false if have has expired. A live subscription keeps its cursor, advanced to the watermark (see [Watermark]),
-// if it was active or the client sent no cursor. If the event type has another URI template by now, refresh moves the subscription to the
-// new pattern, and replays that pattern's events since have's cursor.
+// refresh overwrites the stored subscription have with want. If the client sent another secret, the old secret stays valid for the
+// [rotationGrace]. The parameter live is false if have has expired. Otherwise, if have was active or the client sent no cursor, want
+// keeps have's cursor, advanced to the position up to which all deliveries are finished.
+//
+// If the event type's URI template has changed, refresh moves the subscription to the new pattern, and replays that pattern's events
+// since have's cursor.
 func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live bool, r SubscribeRequest, expiry []store.Op) error {
 	want.Revision = have.Revision
 	same := hmac.Equal(have.Target.Fingerprint, want.Target.Fingerprint)
@@ -281,8 +282,8 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	if have.State == Suspended {
 		want.Resumed = SecondsOf(g.now())
 	}
-	// While deliveries run, the server knows which events it owes, and ignores the client's cursor. After a suspension or a
-	// move to another pattern, deliveries start at the client's cursor if it sent one.
+	// While deliveries run, the server knows which events it owes, and ignores the client's cursor. After a suspension or a move to
+	// another pattern, deliveries start at the client's cursor if it sent one.
 	moved := !samePatterns(old, want.Patterns)
 	if live && (have.State != Suspended || r.Cursor == "") && !(moved && r.Cursor != "") {
 		want.Owed, want.OwedGiven = have.Owed, have.OwedGiven
@@ -303,13 +304,13 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	return g.Service.Store.update(ctx, want, expiry...)
 }
 
-// samePatterns reports whether two subscriptions with these patterns are stored and counted under the same keys.
+// samePatterns reports whether the patterns a and b of two subscriptions have the same keys in the store and the same counters.
 func samePatterns(a, b []match.Pattern) bool {
 	return slices.EqualFunc(a, b, func(a, b match.Pattern) bool { return a.Key == b.Key && a.Shape == b.Shape })
 }
 
-// replay enqueues the events after the position sub.Owed for the subscriber, and then clears sub.Owed. If the process dies before that,
-// the next refresh repeats the replay.
+// replay enqueues the events after the log position sub.Owed for the subscriber, and then clears sub.Owed. If the process dies before
+// that, the next refresh repeats the replay.
 func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bool, err error) {
 	owed := sub.Owed
 	if err := g.Replay.Reactivate(ctx, sub); err != nil {
@@ -332,11 +333,11 @@ func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bo
 	return truncated, nil
 }
 
-// findStart returns the log position from which to deliver: the client's cursor or, without one, the end of the log. truncated
-// reports whether the client misses events because its cursor is too old.
+// findStart returns the log position after which to deliver events: the client's cursor or, without a cursor, the end of the log. The
+// result truncated reports whether the client misses events because its cursor is too old.
 func (g *Registrar) findStart(ctx context.Context, workspace string, pattern match.Pattern, r SubscribeRequest) (from eventlog.Cursor, truncated bool, err error) {
 	if r.Cursor == "" {
-		// Call GivenAt before Position, because all events after the position must be later than Given.
+		// Call GivenAt before Position, so that all events after the position are also later than Given.
 		from.Given = g.Service.Log.GivenAt(g.Service.Log.Time().UnixMicro())
 		from.At = g.Service.Log.Position()
 		if pattern.Kind == match.Concrete {
@@ -361,7 +362,8 @@ func (g *Registrar) findStart(ctx context.Context, workspace string, pattern mat
 	return from, truncated, nil
 }
 
-// expiryFor returns when the subscription expires; the zero time means never. It limits the suggested lifetime to the configured range.
+// expiryFor returns when a subscription that is made or refreshed now expires. The zero time means never. The client's suggested lifetime
+// is limited to the configured range.
 func (g *Registrar) expiryFor(now time.Time, t TTL) time.Time {
 	o := g.Options.withDefaults()
 	ttl := o.DefaultTTL
@@ -376,7 +378,8 @@ func (g *Registrar) expiryFor(now time.Time, t TTL) time.Time {
 	return now.Add(ttl).Truncate(time.Second)
 }
 
-// fingerprint returns a hash of a secret. By comparing hashes, a refresh notices another secret without opening the sealed one.
+// fingerprint returns a hash of a secret. By comparing hashes, a refresh finds out whether the secret has changed, without decrypting the
+// stored one.
 func fingerprint(secret string) []byte {
 	h := sha256.Sum256([]byte("fingerprint\x00" + secret))
 	return h[:8]

@@ -23,11 +23,12 @@ type Found struct {
 	// More is true if the range has further subscribers, whose keys sort after Last.
 	More bool
 	Last string
-	// Broken has one range for each item that cannot be decoded.
+	// Broken has a range for each subscriber whose item cannot be decoded.
 	Broken []Range
 }
 
-// ReadSubscribers returns the subscribers of a pattern within a range, with one strongly consistent read of at most limit items.
+// ReadSubscribers returns the subscribers of a pattern within a range of subscription ids, with one strongly consistent read of at most
+// limit items.
 func ReadSubscribers(ctx context.Context, db store.DB, workspace, patternKey string, r Range, limit int) (Found, error) {
 	after := r.From
 	if after == "" {
@@ -52,8 +53,9 @@ func ReadSubscribers(ctx context.Context, db store.DB, workspace, patternKey str
 	return f, nil
 }
 
-// Wants reports whether the subscriber must receive an event that matches the pattern of this item. That is the case if the subscription
-// has not expired, no other pattern of the subscription delivers the event, and the filters accept the payload.
+// Wants reports whether the subscriber must receive an event that matches the pattern of this item. The subscription must not have
+// expired, its filters must accept the event's payload, and the event must not match a pattern in s.Skip, because it is delivered under
+// that pattern.
 func (s *Subscriber) Wants(p *match.Payload, now time.Time) bool {
 	if s.Until != 0 && !now.Before(s.Until.Time()) {
 		return false
@@ -64,8 +66,8 @@ func (s *Subscriber) Wants(p *match.Payload, now time.Time) bool {
 	return p.Passes(s.Filters)
 }
 
-// decoded caches decoded subscribers by the JSON of their items, because the same items are read for every event. A changed item has other
-// JSON and so is decoded again. Cached subscribers share their slices, which must not be changed.
+// decoded caches subscribers by the JSON of their items, because the same items are read for every event. A changed item has other JSON,
+// so it is not found in the cache. Callers must not change the slices in a subscriber, because the cache shares them.
 var (
 	decoded     = bounded.NewMap[uint64, decodedSubscriber](4096)
 	decodedSeed = maphash.MakeSeed()
@@ -94,16 +96,16 @@ func decodeSubscriber(text []byte) (Subscriber, error) {
 // maxDecoded is the largest item that is cached, in bytes of JSON. An ordinary item is ten times smaller.
 const maxDecoded = 8 << 10
 
-// When the catalog changes, a recheck ends the subscriptions that the new catalog does not allow. To find them without a scan,
-// it uses four kinds of items, which are written before the subscription, so that even after a crash no subscription lacks
-// them:
+// When the catalog of event types changes, a recheck ends the subscriptions that the new catalog does not allow. It finds them without a
+// scan by four kinds of items:
 //
-//	k#  the subscriptions of a workspace by scope (see [match.Shape]), i.e. by event type, with their owners
+//	k#  the subscriptions of a workspace, with their owners, by event type or for all parent URIs (see [match.ScopeOf])
 //	w#  the workspaces that have or had subscriptions
 //	a#  the catalog against which a workspace's subscriptions were last rechecked
-//	c#  the contracts of event types, i.e. the terms on which subscribers rely, by their hash
+//	c#  the contracts, which are the parts of event types on which subscribers rely, by their hash
 //
-// After a crash, a k# item may name a subscription that does not exist.
+// These items are written before the subscription, so that even after a crash no subscription lacks them. But after a crash, a k# item
+// may name a subscription that does not exist.
 
 func listKey(workspace, scope, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "k#" + workspace + "#" + scope, Sort: id}
@@ -125,8 +127,8 @@ func (s *Subscription) listKeys() []store.Key {
 	return keys
 }
 
-// addEntries writes the index entries of a subscription, and the other items that a recheck needs. The version of an entry is the
-// time when the subscription was created or last enabled, so that a late removal of earlier entries leaves the new entry as it is.
+// addEntries writes a subscription's index entries and the other items that a recheck needs. The version of an entry is the time when the
+// subscription was created or last enabled, so that a late removal of earlier entries does not remove the new ones.
 func (s *Store) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
 	ops := []store.Op{store.Put(sub.endedEntry(time.Time{}))} // lets an erasure find the entries even if the subscription is never written
 	for _, k := range sub.entryKeys() {
@@ -155,12 +157,13 @@ func (s *Subscription) listEntry(k store.Key) store.Item {
 	return store.Item{Key: k, Value: []byte(s.Principal), Version: s.entryVersion()}
 }
 
-// entryVersion returns the version of the index entries. It increases when a person enables the subscription again, so that a process
-// which is still removing the entries of the disabled subscription leaves the new ones as they are.
+// entryVersion returns the version of the subscription's index entries. It increases when a person enables the subscription again. So a
+// process that is still removing the entries of the disabled subscription does not remove the new ones.
 func (s *Subscription) entryVersion() int64 { return max(s.Created.UnixMicro(), int64(s.Enabled)) }
 
-// ReadContract returns a stored contract, i.e. the parts of an event type on which a subscriber relies. It has the form of an event type,
-// so that [catalog.FindBreakingFeature] can compare it with the current one. ReadContract returns nil if the contract is not stored.
+// ReadContract returns a stored contract, which has the parts of an event type on which a subscriber relies. Its type is [catalog.Entry],
+// so that [catalog.FindBreakingFeature] can compare it with the current event type. ReadContract returns nil if the contract is not
+// stored.
 func ReadContract(ctx context.Context, db store.DB, id string) (*catalog.Entry, error) {
 	it, err := store.One(ctx, db, contractKey(id), "read the contract of an event type")
 	if err != nil || it == nil {
@@ -169,7 +172,7 @@ func ReadContract(ctx context.Context, db store.DB, id string) (*catalog.Entry, 
 	return catalog.ParseContract(it.Value)
 }
 
-// putOnce writes an item unless it exists. It skips the write if this process has already written the item.
+// putOnce writes an item if it does not exist. It skips the write if this process has already written the item.
 func (s *Store) putOnce(ctx context.Context, k store.Key, value func() []byte) error {
 	if _, done := s.written.Get(k); done {
 		return nil
@@ -196,7 +199,8 @@ func (s *Store) removeEntries(ctx context.Context, sub *Subscription, keep bool)
 	}
 }
 
-// recordGrant records the principal's rights and the event types' contracts, for rechecks (see [ReadContract]).
+// recordGrant records the principal's rights and the event types' contracts (see [ReadContract]), so that a later recheck can compare
+// them with the current ones.
 func (s *Subscription) recordGrant(cat *catalog.Catalog, g Grant) {
 	s.Grant, s.Contracts = g, nil
 	for _, p := range s.Patterns {
@@ -209,7 +213,8 @@ func (s *Subscription) recordGrant(cat *catalog.Catalog, g Grant) {
 	}
 }
 
-// Lists finds subscriptions by principal, workspace or event type, and stores the progress of rechecks.
+// Lists finds subscriptions by principal, workspace or event type. It also stores the progress of rechecks, which end subscriptions after
+// a change of the catalog.
 type Lists struct {
 	DB  store.DB
 	Now func() time.Time
@@ -217,11 +222,12 @@ type Lists struct {
 
 func (l *Lists) now() time.Time { return periodic.Clock(l.Now)() }
 
-// Owned names a subscription and its owner.
+// Owned identifies a subscription and its owner.
 type Owned struct{ ID, Principal string }
 
-// ListScope returns a page of the subscriptions with a pattern in the scope (see [match.ScopeOf]), e.g. to one event type. They are in
-// the order of their ids, beginning after the given id. next is empty on the last page. Some of the subscriptions may have ended.
+// ListScope returns a page of the subscriptions to one event type or, for the scope of parents, to parent URIs (see [match.ScopeOf]).
+// They are in the order of their ids, beginning after the given id. The result next is empty on the last page. Some of the subscriptions
+// may have ended.
 func (l *Lists) ListScope(ctx context.Context, workspace, scope, after string) (subs []Owned, next string, err error) {
 	page, err := l.DB.Query(ctx, store.Query{
 		Table: store.Subscriptions, Partition: listKey(workspace, scope, "-").Partition, After: after, Limit: 200,
@@ -248,23 +254,24 @@ func (l *Lists) Workspaces(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-// RecheckState is the progress of rechecking a workspace's subscriptions after changes of the catalog. It has the catalog against which
-// the subscriptions were last rechecked. Initially this is the catalog at the time of the first subscription.
+// RecheckState is the progress of rechecking a workspace's subscriptions after changes of the catalog of event types. It names the
+// catalog against which the subscriptions were last rechecked. Initially this is the catalog at the time of the first subscription.
 type RecheckState struct {
 	V int `json:"v"`
-	// Settled and Terms are the fingerprint and [catalog.Catalog.HashTerms] of the last completely rechecked catalog.
+	// Settled and Terms are the fingerprint and [catalog.Catalog.HashTerms] of the last catalog whose recheck is complete.
 	Settled string            `json:"f"`
 	Terms   map[string]string `json:"t"`
-	// Seen is the fingerprint of a newer catalog, for which the first of two rechecks began at the time Since. After the second recheck,
-	// the catalog is Settled.
+	// Seen is the fingerprint of a newer catalog. It needs two rechecks, the first of which began at the time Since. After the second
+	// one, the fingerprint becomes Settled.
 	Seen  string  `json:"n,omitempty"`
 	Since Seconds `json:"at,omitempty"`
-	// At is where an incomplete recheck was interrupted.
+	// At is the position at which an incomplete recheck was interrupted.
 	At RecheckPosition `json:"place,omitzero"`
 }
 
-// RecheckPosition is the progress of a recheck. The recheck has finished all scopes before Scope, and in Scope all subscriptions up to
-// After. Step identifies the recheck by its catalog, and by whether it is the first or the second recheck of this catalog.
+// RecheckPosition is the progress of a recheck. The recheck has finished all scopes (event types) before Scope, and in Scope all
+// subscriptions with ids up to After. Step identifies the recheck by its catalog, and by whether it is the first or the second recheck
+// for this catalog.
 type RecheckPosition struct {
 	Step  string `json:"step"`
 	Scope string `json:"scope"`

@@ -1,15 +1,15 @@
 // Package subscription stores webhook subscriptions and manages them from registration to end.
 //
-// Subscriptions of SEP-1803 and of the MCP Events extension share one model: a record that belongs to a principal, and one item per pattern
-// ([match.Pattern]) that holds everything a delivery needs. The items of a pattern are stored next to each other, ordered by subscription
-// id, so that dispatch reads a range of subscribers with one query.
+// Subscriptions of SEP-1803 and of the MCP Events extension share one model: a record that belongs to a principal, and one item per
+// pattern ([match.Pattern]) that holds everything a delivery needs. The items of a pattern are stored next to each other, ordered by
+// subscription id. So one query reads a range of the subscribers to whom an event is delivered.
 //
 // A [Registrar] creates and refreshes subscriptions, a [Service] changes and ends them one by one, and a [Sweeper] ends the expired ones.
 // All of them write through [Store], which updates counters and indexes together with the record. [Lists] finds subscriptions by
 // principal, workspace, event type, or an operator's [Choice].
 //
-// The package imports no HTTP, AWS or SQL package. Its callers pass in functions that seal secrets and that check and verify endpoints.
-// Read shared/events/delivery next.
+// The package imports no HTTP, AWS or SQL package. Its callers pass in functions that encrypt secrets, and that check and verify
+// endpoints. Read shared/events/delivery next.
 package subscription
 
 import (
@@ -32,9 +32,10 @@ type Origin string
 
 // The protocols with which clients make subscriptions.
 const (
-	// SEP1803 stands for resources/subscriptions/register. The server generates the secret.
+	// SEP1803 stands for the method resources/subscriptions/register. The server generates the secret.
 	SEP1803 Origin = "sep1803"
-	// MCPEvents stands for events/subscribe. The client supplies the secret, and the subscription expires unless it is refreshed.
+	// MCPEvents stands for the method events/subscribe. The client supplies the secret, and the subscription expires unless it is
+	// refreshed.
 	MCPEvents Origin = "events"
 )
 
@@ -90,16 +91,18 @@ func (m Micros) Time() time.Time {
 // Target is the endpoint of a subscription, with the secrets that sign its webhooks.
 type Target struct {
 	URL string `json:"url"`
-	// Secret and Previous are the sealed secrets, both of the given Type. Until PreviousUntil, webhooks are also signed with Previous.
+	// Secret is the encrypted secret, and Previous is the encrypted secret that it has replaced, both of the given Type. Until
+	// PreviousUntil, webhooks are signed with both.
 	Type          SecretType `json:"st"`
 	Secret        []byte     `json:"sec,omitempty"`
 	Previous      []byte     `json:"old,omitempty"`
 	PreviousUntil Seconds    `json:"oldt,omitempty"`
-	// Fingerprint is a hash of the secret. It shows whether a refresh brings another secret, without opening the sealed one.
+	// Fingerprint is a hash of the secret. With it, a refresh finds out whether the secret has changed, without decrypting the stored
+	// one.
 	Fingerprint []byte `json:"fp,omitempty"`
 }
 
-// Subscription is a webhook subscription, as the store keeps it. Clients get a [View] of it, which leaves out the secrets.
+// Subscription is a webhook subscription in the form that is stored. Clients get a [View] of it, which leaves out the secrets.
 type Subscription struct {
 	V         int             `json:"v"`
 	ID        string          `json:"id"`
@@ -113,35 +116,39 @@ type Subscription struct {
 	Name      string          `json:"n,omitempty"`
 	Arguments json.RawMessage `json:"args,omitempty"`
 	Filters   []match.Filter  `json:"f,omitempty"`
-	// Redact are JSON Pointers of payload members that the subscriber does not receive.
+	// Redact are JSON Pointers to the members of event payloads that the subscriber does not receive.
 	Redact []string `json:"red,omitempty"`
-	// Grant has the principal's rights at the time of the latest registration. Contracts has the contract ids ([catalog.Entry.ContractID])
-	// of the event types at that time, by event type, so that a recheck notices incompatible changes.
+	// Grant has the principal's rights at the time of the latest registration. Contracts has the contract ids
+	// ([catalog.Entry.ContractID]) of the event types at that time, by event type. With them, a recheck finds event types that have
+	// changed incompatibly.
 	Grant     Grant             `json:"g,omitzero"`
 	Contracts map[string]string `json:"ct,omitempty"`
-	// Plain is set if the client wants no control envelopes, such as gap and termination notices. It receives only events and the
-	// challenge.
+	// Plain is set if the client wants only events and the endpoint's challenge, but no control messages such as gap and termination
+	// notices.
 	Plain bool `json:"plain,omitempty"`
-	// Profile is the MCP Events profile that the latest events/subscribe used; empty means the default profile.
+	// Profile is the version of the MCP Events extension that the latest events/subscribe used; empty means the default version.
 	Profile spec.Profile `json:"pf,omitempty"`
 	Created time.Time    `json:"c"`
 	// Until is when the subscription ends unless it is refreshed. Zero means never.
 	Until time.Time `json:"until,omitzero"`
-	// Cursor is a position in the event log, in the sealed form that clients receive. All events up to it have been settled, i.e.
-	// acknowledged or dead-lettered, or are older than the subscription. Each refresh advances it to the watermark; see [Watermark].
+	// Cursor is a position in the event log, encoded as a token for clients. The deliveries of all events up to the position are
+	// acknowledged or dead-lettered, or the events are older than the subscription. Each refresh advances the position as far as
+	// possible; see [Watermark].
 	Cursor string `json:"cur,omitempty"`
 	// Owed is the log position after which the subscriber must still get a replay, in microseconds since 1970, or 0 if there is no replay.
 	Owed int64 `json:"owed,omitempty"`
-	// OwedGiven is the time at which the log ended at Owed, in microseconds since 1970; 0 is unknown. See [eventlog.Cursor.Given].
+	// OwedGiven is the time at which the position Owed was the end of the log, in microseconds since 1970; 0 is unknown. See
+	// [eventlog.Cursor.Given].
 	OwedGiven int64 `json:"owedg,omitempty"`
-	// Replayed is the time of the latest replay. Cursor does not advance until each replayed event has been attempted once.
+	// Replayed is the time of the latest replay. Cursor does not advance until the delivery of each replayed event has been attempted
+	// once.
 	Replayed Micros `json:"rpl,omitempty"`
 	State    State  `json:"state"`
 	Reason   string `json:"why,omitempty"`
-	// Suspended is when delivery was suspended. A refresh replays the events since then from the log.
+	// Suspended is when deliveries were suspended. A refresh replays the events since then from the log.
 	Suspended Micros `json:"susp,omitempty"`
-	// Resumed is when delivery last started: when the subscription was made (MCP Events only), reactivated, resumed or enabled. Earlier
-	// failures do not count towards suspending or disabling it.
+	// Resumed is when deliveries last started: when the subscription was made (MCP Events only), reactivated, resumed or enabled. Earlier
+	// failures do not count when the server decides whether to suspend or disable the subscription.
 	Resumed Seconds `json:"resd,omitempty"`
 	// Enabled is when a person last enabled the subscription after it had been disabled.
 	Enabled Micros `json:"en,omitempty"`
@@ -157,7 +164,8 @@ func (s *Subscription) owe(c eventlog.Cursor) {
 	s.Owed, s.OwedGiven = max(c.At, 1), c.Given // 0 means no replay
 }
 
-// Subscriber is the copy of a subscription under one of its patterns, for deliveries. See [Subscription] for its members.
+// Subscriber is the part of a subscription that deliveries need. It is stored once for each pattern of the subscription. Fields without a
+// comment are explained in [Subscription].
 type Subscriber struct {
 	V         int            `json:"v"`
 	ID        string         `json:"id"`
@@ -169,7 +177,8 @@ type Subscriber struct {
 	Cursor    string         `json:"cur,omitempty"`
 	Redact    []string       `json:"red,omitempty"`
 	Profile   spec.Profile   `json:"pf,omitempty"`
-	// Entry is the event type of the pattern, or empty for all resources below a parent. Contract is its contract id.
+	// Entry is the event type of the pattern, or empty for a parent URI, which matches all events below it. Contract is the id of the
+	// event type's contract ([catalog.Entry.ContractID]).
 	Entry     string  `json:"e,omitempty"`
 	Contract  string  `json:"ct,omitempty"`
 	Grant     Grant   `json:"g,omitzero"`
@@ -187,10 +196,10 @@ const (
 	idPrefix      = "sub_"
 )
 
-// URI returns the URI under which MCP clients read a subscription as a resource, e.g. "subscription://sub_0123…".
+// URI returns the URI under which MCP clients read a subscription as a resource, for example "subscription://sub_0123…".
 func URI(id string) string { return uriPrefix + id }
 
-// ParseURI returns the id in a subscription URI.
+// ParseURI returns the subscription id in the URI of a subscription.
 func ParseURI(uri string) (id string, ok bool) {
 	id, ok = strings.CutPrefix(uri, uriPrefix)
 	return id, ok && validID(id)
@@ -204,19 +213,19 @@ func validID(id string) bool {
 	return strings.Trim(hexes, "0123456789abcdef") == ""
 }
 
-// Range selects the subscribers of a pattern whose ids, without "sub_", sort after From and before To; an empty To means no
-// upper end. The bounds are often prefixes: {"40", "80"} selects the ids that begin with the digits 40 to 7f.
+// Range selects subscribers of a pattern by their subscription ids without "sub_", which sort after From and before To. An empty To means
+// no upper end. The bounds are often prefixes: {"40", "80"} selects the ids that begin with the digits 40 to 7f.
 type Range struct {
 	From string `json:"from,omitempty"`
 	To   string `json:"to,omitempty"`
 }
 
-// sortKeyOf returns the sort key of a subscription under a pattern. Ids are distributed uniformly, so ranges of equal width hold about
-// the same number of subscribers.
+// sortKeyOf returns the sort key of a subscription's item under a pattern. Ids are distributed uniformly, so ranges of equal width hold
+// about the same number of subscribers.
 func sortKeyOf(id string) string { return strings.TrimPrefix(id, idPrefix) }
 
-// RangeOf returns a range around the subscription with the given id. Another id in the range would have the same first 31 of 32
-// hexadecimal digits, and ids are random or hashes, so the range has no other subscription.
+// RangeOf returns a range that has only the subscription with the given id. Any other id in the range would have the same first 31 of 32
+// hexadecimal digits, which is practically impossible, because ids are random or hashes.
 func RangeOf(id string) Range { return Range{From: sortKeyOf(id)[:31], To: sortKeyOf(id) + "!"} }
 
 func recordKey(workspace, principal, id string) store.Key {
@@ -235,7 +244,7 @@ func (s *Subscription) encode() store.Item {
 	return store.Item{Key: recordKey(s.Workspace, s.Principal, s.ID), Value: value, Version: s.Revision}
 }
 
-// ErrUndecodable is the error for a stored record that cannot be decoded. Retrying is pointless.
+// ErrUndecodable is the error for a stored record that cannot be decoded. Retries cannot succeed.
 var ErrUndecodable = errors.New("the item cannot be decoded")
 
 func decodeRecord(it *store.Item) (*Subscription, error) {
@@ -247,7 +256,7 @@ func decodeRecord(it *store.Item) (*Subscription, error) {
 	return &s, nil
 }
 
-// subscriberItems returns the items that hold the [Subscriber], one for each of s.Patterns and in that order.
+// subscriberItems returns the items that store the subscription's [Subscriber] under each of s.Patterns, in that order.
 func (s *Subscription) subscriberItems() []store.Item {
 	items := make([]store.Item, len(s.Patterns))
 	for i, p := range s.Patterns {
@@ -266,7 +275,7 @@ func (s *Subscription) subscriberItems() []store.Item {
 	return items
 }
 
-// Subscriber returns the part of the subscription that deliveries need, without the members that differ between its patterns.
+// Subscriber returns the part of the subscription that deliveries need, without the fields that differ between its patterns.
 func (s *Subscription) Subscriber() Subscriber {
 	sub := Subscriber{
 		V: recordVersion, ID: s.ID, Principal: s.Principal, Origin: s.Origin,
@@ -279,7 +288,8 @@ func (s *Subscription) Subscriber() Subscriber {
 	return sub
 }
 
-// Binding identifies the owner of a sealed secret. A sealed secret that was copied to another subscription or target does not open.
+// Binding identifies the owner of an encrypted secret. If an encrypted secret is copied to another subscription or target, it cannot be
+// decrypted.
 type Binding struct{ Workspace, Subscription, Target string }
 
 // advancedCursor returns the subscription's cursor, moved to the position up to which all deliveries are finished.
@@ -312,8 +322,8 @@ func (g *Registrar) safeCursor(ctx context.Context, sub *Subscription, had event
 		return c, nil
 	}
 	// All stored deliveries are finished, but later events may still wait in a queue to become deliveries. If the log has no event after
-	// the cursor, the queues are empty, too: an event there would have waited for longer than the log keeps events, which we assume does not
-	// happen.
+	// the cursor, we assume that the queues have none of the subscription's events. Such an event would have waited for longer than the
+	// log keeps events.
 	quiet, err := g.hasNoEventAfter(ctx, sub, c)
 	if err != nil || !quiet {
 		return c, err
@@ -345,28 +355,28 @@ func (g *Registrar) hasNoEventAfter(ctx context.Context, sub *Subscription, c ev
 	return true, nil
 }
 
-// Status summarizes the deliveries of a subscription. Dispatch writes it on a failure, on the first success after a failure, and
-// otherwise at most once per minute, or less often under high load.
+// Status summarizes the deliveries of a subscription. It is written on a failure, on the first success after a failure, and otherwise at
+// most once per minute, or less often under high load.
 type Status struct {
 	LastDelivery time.Time `json:"last,omitzero"`
-	// LastError is the category of the last failure, e.g. "timeout". It never contains text from the endpoint.
+	// LastError is the category of the last failure, for example "timeout". It never contains text from the endpoint.
 	LastError string `json:"err,omitempty"`
-	// LastCode is the HTTP status of the last failure, or 0 if the endpoint did not answer. Only operators see it.
+	// LastCode is the HTTP status of the last failure, or 0 if the endpoint did not respond. Only operators see it.
 	LastCode    int       `json:"code,omitempty"`
 	FailedSince time.Time `json:"since,omitzero"`
-	// Failures is how many attempts have failed since FailedSince. The true number may be higher, because concurrent writes can lose
-	// counts.
+	// Failures is how many delivery attempts have failed since FailedSince. The true number may be higher, because concurrent writes can
+	// lose counts.
 	Failures int `json:"n,omitempty"`
 	// ThrottledUntil is the end of the latest pause that the endpoint requested with Retry-After.
 	ThrottledUntil time.Time `json:"wait,omitzero"`
 }
 
-// StatusKey returns the key of a subscription's status.
+// StatusKey returns the key of the item with a subscription's [Status].
 func StatusKey(workspace, id string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "s#" + workspace + "#" + id, Sort: "status"}
 }
 
-// Encode returns the status as an item.
+// Encode returns the item that stores the status.
 func (s Status) Encode(workspace, id string) store.Item {
 	value, _ := json.Marshal(s) // cannot fail for times and strings
 	return store.Item{Key: StatusKey(workspace, id), Value: value}
@@ -390,7 +400,7 @@ func statusOf(ctx context.Context, db store.DB, workspace, id string) (Status, e
 	return DecodeStatus(it)
 }
 
-// View is what the owner of a subscription may see: everything except its secrets.
+// View is the part of a subscription that its owner may see, which excludes its secrets.
 type View struct {
 	ID        string
 	Origin    Origin
@@ -404,8 +414,8 @@ type View struct {
 	Status    Status
 }
 
-// List returns a page of the caller's subscriptions in the order of their ids, beginning after the given id. next is empty on the
-// last page.
+// List returns a page of the caller's subscriptions in the order of their ids, beginning after the given id. The result next is empty on
+// the last page.
 func (l *Lists) List(ctx context.Context, p auth.Principal, after string, limit int) (views []View, next string, err error) {
 	page, err := l.DB.Query(ctx, store.Query{
 		Table: store.Subscriptions, Partition: recordKey(p.Workspace, p.ID, "-").Partition, After: after, Limit: limit,
@@ -429,7 +439,7 @@ func (l *Lists) List(ctx context.Context, p auth.Principal, after string, limit 
 }
 
 // Read returns one of the caller's subscriptions with its delivery status. It returns the same NotFound error for an unknown subscription
-// and for one of another principal, so that callers cannot find out other principals' ids.
+// and for another principal's subscription, so that callers cannot find out other principals' ids.
 func (l *Lists) Read(ctx context.Context, p auth.Principal, uri string) (*View, error) {
 	unknown := fault.New(fault.NotFound, "resource not found").With(map[string]any{"uri": uri})
 	id, ok := ParseURI(uri)

@@ -1,7 +1,7 @@
-// Package challenge makes sure that an endpoint wants webhooks before it is sent any.
+// Package challenge makes sure that an endpoint wants webhooks before the server sends it any.
 //
-// A [Verifier] sends a challenge to a new endpoint, which must echo it. Challenges are requests to hosts that a caller names, so the
-// package also keeps callers from flooding a third party with them.
+// A [Verifier] sends a challenge to a new endpoint, which must echo it. Challenges are requests to hosts that callers choose. So the
+// package also limits them, so that callers cannot use the server to flood a third party with requests.
 package challenge
 
 import (
@@ -23,36 +23,38 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Limits on challenges (EVX-12, SRF-07), which all processes share. Many principals may use the same host, for example ChatGPT's. So only
-// failed challenges count against a host. After many failures, only principals that have failed there themselves are refused.
+// These limits on challenges (EVX-12, SRF-07) count the challenges of all processes. Many principals may use endpoints at the same host,
+// for example ChatGPT's, so only failed challenges count against a host. After many failures, only principals that have failed at the
+// host themselves are refused.
 const (
-	// maxPending is how many challenges of a principal may be waiting for one host at the same time.
+	// maxPending is how many of a principal's challenges may be waiting for a host's response at the same time.
 	maxPending = 20
-	// maxFailed is how many challenges of a principal may fail at one host within a failureWindow.
+	// maxFailed is how many of a principal's challenges may fail at one host within a failureWindow.
 	maxFailed = 20
-	// maxFailedByAll is how many challenges of all principals together may fail at a host within a failureWindow. After that, a
-	// principal with at least one failure there has to wait for the next window.
+	// maxFailedByAll is how many challenges of all principals together may fail at a host within a failureWindow. After that, a principal
+	// with at least one failure at the host must wait for the next window.
 	maxFailedByAll = 100
 	failureWindow  = 5 * time.Minute
 	// verifiedFor is how long a verified endpoint needs no further challenge.
 	verifiedFor = 24 * time.Hour
 )
 
-// Verifier sends challenges to endpoints and limits them.
+// Verifier sends challenges to endpoints, and limits how many it sends.
 type Verifier struct {
 	DB  store.DB
 	Now func() time.Time
 	// Send sends a challenge, signed unless key is nil, and returns nil if the endpoint echoed it.
 	Send func(ctx context.Context, url, subscriptionID string, key []byte) error
-	// Trusted are URL prefixes that the operator vouches for. Their endpoints need no challenge.
+	// Trusted are URL prefixes of endpoints that need no challenge, because the operator vouches for them.
 	Trusted []string
-	// PerMinute returns how many challenges per minute a principal may cause. Nil means [quota.DefaultVerifications] for all.
+	// PerMinute returns how many challenges per minute a principal may cause. Nil means [quota.DefaultVerifications] for all principals.
 	PerMinute func(ctx context.Context, workspace, principal string) int64
 	// Log receives failures; nil is [slog.Default].
 	Log *slog.Logger
 }
 
-// Verify challenges the endpoint, unless it was verified for the principal within a day or the operator vouches for it (EVX-12).
+// Verify sends a challenge to the endpoint, unless the principal has verified the endpoint within a day or the operator vouches for it
+// (EVX-12).
 func (v Verifier) Verify(ctx context.Context, p auth.Principal, endpoint, subscriptionID string, key []byte) error {
 	if slices.ContainsFunc(v.Trusted, func(prefix string) bool { return isBelow(prefix, endpoint) }) {
 		return nil
@@ -77,7 +79,7 @@ func (v Verifier) Verify(ctx context.Context, p auth.Principal, endpoint, subscr
 		return err
 	}
 	failure := v.Send(ctx, endpoint, subscriptionID, key)
-	// Count the result even if the client has disconnected.
+	// Count the result of the challenge even if the client has disconnected.
 	done, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if failure != nil {
@@ -88,22 +90,22 @@ func (v Verifier) Verify(ctx context.Context, p auth.Principal, endpoint, subscr
 	return fault.Wrap(fault.Unavailable, err, "record the verification")
 }
 
-// isBelow reports whether the endpoint begins with the prefix and has no dot segments after it, with which it could leave the prefix, as
-// in https://example.com/hooks/../other.
+// isBelow reports whether the endpoint's URL begins with the prefix and has no dot segments after it. With dot segments, the URL could
+// leave the prefix, as in https://example.com/hooks/../other.
 func isBelow(prefix, endpoint string) bool {
 	rest, ok := strings.CutPrefix(endpoint, prefix)
 	path, _, _ := strings.Cut(strings.ToLower(rest), "?")
 	return ok && !strings.Contains(strings.ReplaceAll(path, "%2e", "."), "..")
 }
 
-// RecordKey returns the key of the record which says that a principal has verified an endpoint.
+// RecordKey returns the key of the record that a principal has verified an endpoint.
 func RecordKey(workspace, principal, endpoint string) store.Key {
 	k := recordsKey(workspace, principal)
 	k.Sort = hash(endpoint)
 	return k
 }
 
-// Partitions returns the partitions of a principal's verifications and counters of challenges, by the kind of data.
+// Partitions returns the partitions that store a principal's verified endpoints and its counters of challenges, by the kind of data.
 func Partitions(workspace, principal string) map[string]store.Key {
 	return map[string]store.Key{
 		"verifications":      recordsKey(workspace, principal),
@@ -117,7 +119,7 @@ const (
 	sentCount    = "n"
 )
 
-// challenge is a challenge that may be sent to a host. It has the keys of the counters that limit it.
+// challenge describes a challenge to a host. It has the keys of the counters that limit such challenges.
 type challenge struct {
 	sent     store.Key // counts the challenges that the principal sent in this minute
 	failures store.Key // counts the principal's pending and failed challenges at this host in this window
@@ -163,8 +165,9 @@ func countOf(it *store.Item, name string) int64 {
 	return it.Counts[name]
 }
 
-// checkFailures refuses the challenge if the principal had maxFailed failures at the host, or if it had at least one there and all
-// principals together had maxFailedByAll. own and byAll are the items that count these failures.
+// checkFailures refuses the challenge after [maxFailed] failures of the principal at the host. It also refuses the challenge after
+// [maxFailedByAll] failures of all principals at the host, if at least one of them was the principal's. The parameters own and byAll are
+// the items that count these failures.
 func (c challenge) checkFailures(own, byAll *store.Item) error {
 	switch n := countOf(own, failedCount); {
 	case n >= maxFailed:
@@ -177,14 +180,14 @@ func (c challenge) checkFailures(own, byAll *store.Item) error {
 	return nil
 }
 
-// untilNext returns how many seconds are left of the current time window, e.g. of the current minute for a window of one minute.
+// untilNext returns how many seconds are left of the current time window, for example of the current minute for a window of one minute.
 func (c challenge) untilNext(window time.Duration) int {
 	seconds := int64(window / time.Second)
 	return int(seconds - c.at.Unix()%seconds)
 }
 
 // begin counts a challenge before it is sent. It returns an error if the principal has reached its limit of challenges per minute, or if
-// [maxPending] of its challenges to this host are still unanswered.
+// [maxPending] of the principal's challenges to this host have no response yet.
 func (c challenge) begin(ctx context.Context, db store.DB) error {
 	sent, pending := c.add(c.sent, sentCount, 1), c.add(c.failures, pendingCount, 1)
 	sent.Limits = map[string]int64{sentCount: c.max}

@@ -1,5 +1,5 @@
-// Package review checks whether subscriptions that were granted may continue: whether their principals still have the right to the
-// events, and whether the event types are still compatible with the subscriptions. It decides, and shared/events/delivery acts on it.
+// Package review checks whether existing subscriptions may continue: whether their principals still have the right to the events, and
+// whether the event types are still compatible with the subscriptions. It only decides. shared/events/delivery ends the subscriptions.
 package review
 
 import (
@@ -26,7 +26,8 @@ import (
 type Review struct {
 	DB      store.DB
 	Catalog catalog.Source
-	// Directory knows the current rights of principals. If it is nil, principals have the rights in [subscription.Grant].
+	// Directory knows the current rights of principals. If it is nil, principals have the rights that were stored with their subscription
+	// ([subscription.Grant]).
 	Directory auth.Directory
 
 	verdicts bounded.Map[[2]string, string] // maps the ids of an old and a new contract to the feature that the new one breaks, or ""
@@ -36,7 +37,7 @@ type Review struct {
 // contract is the event type's definition at the time when the client subscribed, for example its schemas; see [catalog.Entry.ContractID].
 type part struct{ key, entry, contract string }
 
-// Right decides which events a subscriber may receive. The zero value permits none.
+// Right decides which events a subscriber may receive. The zero value permits no events.
 type Right struct {
 	review     *Review
 	workspace  string
@@ -102,7 +103,7 @@ func (r *Review) rightOf(ctx context.Context, workspace, principal string, g sub
 	return right, nil
 }
 
-// checkPattern returns a [*subscription.Terminated] if the subscription must end because of this pattern.
+// checkPattern returns a [*subscription.Terminated] error if the subscription must end because of the pattern p.
 func (r *Review) checkPattern(ctx context.Context, right Right, p part) error {
 	if uri, parent := match.CutParent(p.key); parent {
 		return right.checkBelow(uri)
@@ -148,8 +149,8 @@ func (r Right) checkBelow(uri string) error {
 		if e.Access == nil {
 			return nil
 		}
-		// The parent URI may leave a variable open, so that the subscription matches events with all its values. Ignore the claim for such
-		// a variable, because the principal may receive the events with some of the values.
+		// The parent URI may leave a variable open, so that the subscription matches events with all values of the variable. Ignore the
+		// access rule's claim for such a variable, because the principal may receive the events with some of the values.
 		vars := e.BindParent(uri)
 		bound := catalog.Access{Scopes: e.Access.Scopes, Claims: maps.Clone(e.Access.Claims)}
 		maps.DeleteFunc(bound.Claims, func(name, _ string) bool { return vars[name] == "" })
@@ -173,9 +174,9 @@ func (r Right) permits(rule *catalog.Access, vars map[string]string) bool {
 // the subscriber may receive the event.
 var ErrTypeRemoved = errors.New("subscription: the event's type was removed from the catalog")
 
-// MayReceive reports whether the subscriber may receive an event that matches its pattern. If the Right is the result of
-// [Review.CheckSubscriber] for a pattern of one event type, MayReceive returns true, because CheckSubscriber has checked the type's access
-// rule. Otherwise the access rule of the event's own type decides, and the error is [ErrTypeRemoved] if that type is gone.
+// MayReceive reports whether the subscriber may receive an event that matches its pattern. After [Review.CheckSubscriber] has permitted a
+// pattern of one event type, the result is always true. For a parent URI, which matches many event types, MayReceive checks the access
+// rule of the event's own type. It returns [ErrTypeRemoved] if that type is gone.
 func (r Right) MayReceive(ctx context.Context, e *event.Event) (bool, error) {
 	if r.all || r.catalog == nil {
 		return r.all, nil
@@ -193,8 +194,9 @@ func (r Right) MayReceive(ctx context.Context, e *event.Event) (bool, error) {
 	return entry.WebhookAllowed() && r.permits(entry.Access, vars), nil
 }
 
-// findBreakingFeature returns the part of an event type that has changed incompatibly with a contract (see
-// [catalog.FindBreakingFeature]), or "". If the contract is not in the store, it returns "" too.
+// findBreakingFeature returns the part of the event type now that is incompatible with an earlier contract (see
+// [catalog.FindBreakingFeature]), or "" if all parts are compatible. The parameter id is the contract's id. If the contract is not in the
+// store, the result is "" too.
 func (r *Review) findBreakingFeature(ctx context.Context, id string, now *catalog.Entry) (feature string, err error) {
 	current := now.ContractID()
 	if id == "" || id == current {

@@ -1,9 +1,9 @@
 // Package tally counts the subscriptions of each principal and each workspace, and enforces limits for both.
 //
-// The transaction that writes or ends a subscription also updates the principal's count. It does not update the workspace's sum, because
-// then all registrations of the workspace would conflict with each other. If a process dies between the two writes, the sum stays wrong.
-// After many crashes it could reach the limit although the workspace has few subscriptions. [Counts.Recount] therefore adds up the counts
-// of the principals and corrects the sum.
+// The transaction that writes or ends a subscription also updates the principal's count. A separate write updates the workspace's sum,
+// because otherwise all registrations of the workspace would conflict with each other. If a process dies between the two writes, the sum
+// stays wrong. After many crashes it could reach the limit although the workspace has few subscriptions. [Counts.Recount] therefore adds
+// up the counts of the principals and corrects the sum.
 package tally
 
 import (
@@ -34,7 +34,7 @@ func Key(workspace, principal string) store.Key {
 // Counts counts subscriptions in a store.
 type Counts struct {
 	DB store.DB
-	// LimitOf returns how many subscriptions a principal may have. Nil means [DefaultLimit] for all.
+	// LimitOf returns how many subscriptions a principal may have. Nil means [DefaultLimit] for all principals.
 	LimitOf func(ctx context.Context, workspace, principal string) int64
 	// SumOf returns how many subscriptions all principals of a workspace may have together. Nil and 0 mean no limit.
 	SumOf func(ctx context.Context, workspace string) int64
@@ -46,8 +46,8 @@ type Counts struct {
 
 func (c Counts) log() *slog.Logger { return cmp.Or(c.Log, slog.Default()) }
 
-// AddOp returns the operation that adds n to a principal's count. If n is positive and the limit is reached, writing it fails with a
-// conflict.
+// AddOp returns the operation that adds n to a principal's count. If n is positive and the principal has reached its limit, the write
+// fails with a conflict.
 func (c Counts) AddOp(ctx context.Context, workspace, principal string, n int64) store.Op {
 	var limits map[string]int64
 	if n > 0 {
@@ -98,7 +98,7 @@ func (c Counts) limit(ctx context.Context, workspace, principal string) int64 {
 	return c.LimitOf(ctx, workspace, principal)
 }
 
-// ReadCount returns how many subscriptions count towards a principal's limit or, if principal is empty, towards the workspace's.
+// ReadCount returns how many subscriptions count towards a principal's limit or, if principal is empty, towards the workspace's limit.
 func ReadCount(ctx context.Context, db store.DB, workspace, principal string) (int64, error) {
 	it, err := store.One(ctx, db, Key(workspace, principal), "read a quota")
 	if err != nil || it == nil {
@@ -109,7 +109,7 @@ func ReadCount(ctx context.Context, db store.DB, workspace, principal string) (i
 
 const (
 	recountEvery = 24 * time.Hour
-	// recountFull is the time between recounts of a workspace that has reached its limit.
+	// recountFull is the time between two recounts of a workspace that has reached its limit.
 	recountFull = 10 * time.Minute
 )
 
@@ -117,8 +117,8 @@ const (
 type recounted struct {
 	V  int       `json:"v"`
 	At time.Time `json:"at"`
-	// Wrong is by how much the sum exceeded the total of the counts. The sum is only corrected if the next recount finds it wrong too,
-	// because a registration in progress makes it wrong for a moment.
+	// Wrong is by how much the workspace's sum exceeded the total of its principals' counts. The sum is corrected only if the next
+	// recount finds it wrong too, because a registration in progress makes it wrong for a moment.
 	Wrong int64 `json:"wrong,omitempty"`
 }
 
@@ -126,9 +126,9 @@ func recountKey(workspace string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "x#sums", Sort: workspace}
 }
 
-// Recount corrects the sums that were wrong in two recounts in a row, and returns the number of corrected workspaces. It recounts a
-// workspace once per day, or every ten minutes at its limit. principals must return all principals of a workspace that have
-// subscriptions.
+// Recount compares each workspace's sum with its principals' counts, once per day, or every ten minutes if the workspace has reached its
+// limit. It corrects the sums that were wrong in two recounts in a row, and returns the number of corrected workspaces. The function
+// principals must return all principals of a workspace that have subscriptions.
 func (c Counts) Recount(
 	ctx context.Context, workspaces []string, principals func(ctx context.Context, workspace string) ([]string, error),
 ) (corrected int, err error) {
@@ -148,7 +148,7 @@ func (c Counts) Recount(
 	return corrected, errors.Join(errs...)
 }
 
-// recount recounts a workspace if a recount is due, and returns by how much it changed the sum.
+// recount recounts a workspace's subscriptions if a recount is due, and returns by how much it changed the sum.
 func (c Counts) recount(
 	ctx context.Context, workspace string, principals func(ctx context.Context, workspace string) ([]string, error),
 ) (by int64, err error) {
