@@ -316,13 +316,6 @@ func TestADeploymentEndsNoInvocation(t *testing.T) {
 }
 
 func TestCloseSendsSIGTERMAndThenSIGKILL(t *testing.T) {
-	t.Run("a process may finish within the grace period", func(t *testing.T) {
-		mark := filepath.Join(t.TempDir(), "mark")
-		f := start(t, lambda.Config{Env: map[string]string{"TESTFN_ON_SIGTERM": mark}, Grace: 20 * time.Second})
-		body(t, invoke(t, f, testfn.Call{Do: "pid"}))
-		f.Close()
-		expect.Equal(t, "the text of the process", string(expect.Value(os.ReadFile(mark))(t)), "terminated")
-	})
 	t.Run("a process that ignores SIGTERM is killed", func(t *testing.T) {
 		gate := testfn.NewGate(t)
 		f := start(t, lambda.Config{Env: map[string]string{"TESTFN_IGNORE_SIGTERM": "1"}, Grace: 100 * time.Millisecond})

@@ -135,7 +135,6 @@ func TestFaultsNameTheirLine(t *testing.T) {
 	}{
 		"an unknown property":        {"Tmeout: 3", fmt.Sprintf("template.yaml:%d: resource F (AWS::Serverless::Function): property \"Tmeout\" is not supported here", at-3)},
 		"an unknown function":        {"List: !Cidr [a]", fmt.Sprintf("template.yaml:%d: function \"Cidr\" is not supported", at)},
-		"an unknown long function":   {"List: {\"Fn::Cidr\": [0, [a]]}", "function \"Cidr\" is not supported"},
 		"a dangling reference":       {"List: [!Ref Missing]", fmt.Sprintf("template.yaml:%d: Ref Missing: there is no such resource", at)},
 		"a dangling attribute":       {"List: [!GetAtt Missing.Arn]", "GetAtt Missing.Arn: there is no such resource"},
 		"a dangling substitution":    {"List: [!Sub \"${Missing.Arn}\"]", "Sub ${Missing.Arn}: there is no such resource"},
@@ -152,9 +151,7 @@ func TestFaultsNameTheirLine(t *testing.T) {
 			if err == nil {
 				err = tpl.Properties(tpl.Resource("F"), scope{}, &function{})
 			}
-			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Fatalf("got error %v, want %q in it", err, tc.want)
-			}
+			expect.Error(t, "the template", err, tc.want)
 		})
 	}
 }
@@ -172,9 +169,7 @@ func TestParseRefuses(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			_, err := template.Parse("template.yaml", []byte(tc.src))
-			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Fatalf("got error %v, want %q in it", err, tc.want)
-			}
+			expect.Error(t, "the template", err, tc.want)
 		})
 	}
 }
@@ -185,18 +180,15 @@ func TestCheckParameters(t *testing.T) {
 		given map[string]string
 		want  string
 	}{
-		"known":         {map[string]string{"Mode": "keys"}, ""},
-		"unknown":       {map[string]string{"Mod": "keys"}, "there is no parameter \"Mod\""},
-		"not a choice":  {map[string]string{"Mode": "maybe"}, "\"maybe\" is not allowed (allowed: none, keys)"},
-		"nothing given": {nil, ""},
+		"known":        {map[string]string{"Mode": "keys"}, ""},
+		"unknown":      {map[string]string{"Mod": "keys"}, "there is no parameter \"Mod\""},
+		"not a choice": {map[string]string{"Mode": "maybe"}, "\"maybe\" is not allowed (allowed: none, keys)"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := tpl.CheckParameters(tc.given)
-			switch {
-			case tc.want == "" && err != nil:
-				t.Fatal(err)
-			case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)):
-				t.Fatalf("got error %v, want %q in it", err, tc.want)
+			if err := tpl.CheckParameters(tc.given); tc.want == "" {
+				expect.OK(t, err)
+			} else {
+				expect.Error(t, "the parameters", err, tc.want)
 			}
 		})
 	}
