@@ -50,8 +50,8 @@ type Server struct {
 	HTTP  *http.Client // nil means [http.DefaultClient]; for streams, its Timeout is ignored
 }
 
-// Endpoint returns the URL of an endpoint. It appends the path, e.g. /mcp, unless the server's URL already has a path. It fails
-// if the server's URL ends with the path of another endpoint of this project, e.g. /events instead of /mcp.
+// Endpoint returns the URL of an endpoint. It appends the path, for example /mcp, unless the server's URL already has a path. It fails if
+// the server's URL ends with another endpoint's path, for example /events instead of /mcp.
 func (s Server) Endpoint(path string) (string, error) {
 	u, err := url.Parse(s.URL)
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
@@ -73,8 +73,8 @@ func (s Server) Endpoint(path string) (string, error) {
 	return u.String(), nil
 }
 
-// secretPath matches a URL whose path contains the caller's key, for clients that cannot send headers (requirement RCH-05). No log or
-// error may show the key.
+// secretPath matches the part of a URL that contains the caller's key. Clients that cannot send headers have such URLs (requirement
+// RCH-05). No log or error may show the key.
 var secretPath = regexp.MustCompile(`/mcp/u/[^/?#]+`)
 
 // Redact replaces a password, and a key in the path, with "xxxxx", so that the URL can be shown in logs and errors.
@@ -137,15 +137,15 @@ func (s Server) Do(ctx context.Context, method, url string, header http.Header, 
 	return s.DoRead(ctx, method, url, header, body, func(resp *http.Response) ([]byte, error) { return io.ReadAll(resp.Body) })
 }
 
-// endTime and maxEnd limit how long, and for how many bytes, [Server.DoRead] waits for the end of a body, so that the connection can
-// be reused.
+// endTime and maxEnd limit for how long, and for how many bytes, [Server.DoRead] continues to read until the end of a body. The
+// connection can be reused only if the body was read to its end.
 const (
 	endTime = 20 * time.Millisecond
 	maxEnd  = 16 << 10
 )
 
-// DoRead sends a request like [Server.Do], and returns the part of the response's body that the function read returns. That function need
-// not read the body to its end, because a server may keep a stream open after the last message that the caller needs.
+// DoRead sends a request like [Server.Do], and returns the part of the response's body that the function read returns. The function need
+// not read to the end of the body, because a server may keep a stream open after the last message that the caller needs.
 func (s Server) DoRead(ctx context.Context, method, url string, header http.Header, body []byte, read func(*http.Response) ([]byte, error)) (*http.Response, []byte, error) {
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -179,8 +179,8 @@ func Unreachable(ctx context.Context, err error) error {
 	return fault.Wrap(fault.Unavailable, RedactError(err), "call the server (is it running, and is its URL right?)")
 }
 
-// ReadRefusal converts a response with an error status to an error. It understands error bodies of POST /events, JSON-RPC
-// errors and problem details (RFC 9457). Of any other text it shows the first line.
+// ReadRefusal converts a response with an error status to an error. It understands error bodies of POST /events, JSON-RPC errors and
+// problem details (RFC 9457). For any other body, the error shows the first line of the body.
 func ReadRefusal(resp *http.Response, body []byte) error {
 	f := &fault.Error{Kind: KindOfStatus(resp.StatusCode), Message: strings.ToLower(http.StatusText(resp.StatusCode))}
 	var answer struct {
@@ -283,13 +283,13 @@ const (
 	MaxPause   = 30 * time.Second
 )
 
-// Sleep waits before repetition n, counted from 0. If the server asked for a longer pause than [Backoff] returns, Sleep waits for that
-// time, but at most for 10 times [MaxPause].
+// Sleep waits before repetition n of a request, counted from 0. It waits for the pause that [Backoff] returns or, if that is longer, for
+// the time asked, which the server asked for. The latter is limited to 10 times [MaxPause].
 func Sleep(ctx context.Context, n int, asked time.Duration) error {
 	return periodic.Sleep(ctx, max(Backoff(n), min(asked, 10*MaxPause)))
 }
 
-// Backoff returns the pause before repetition n, counted from 0.
+// Backoff returns the pause before repetition n of a request, counted from 0.
 func Backoff(n int) time.Duration {
 	d := min(FirstPause<<min(n, 10), MaxPause)
 	return d/2 + rand.N(d/2)

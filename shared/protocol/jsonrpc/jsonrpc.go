@@ -99,7 +99,7 @@ func SplitDeep(body []byte, maxDepth int) (elements []json.RawMessage, batch boo
 	return elements, true, nil
 }
 
-// Parts has the encoded members of a message that JSON-RPC defines. An absent one is nil.
+// Parts has the encoded members of a message that JSON-RPC defines. A member that is absent from the message is nil.
 type Parts struct {
 	Version, ID, Method, Params, Result, Error json.RawMessage
 	// Repeated is the name of a member that the message has more than once, or empty.
@@ -134,8 +134,8 @@ func ReadParts(raw json.RawMessage) (p Parts) {
 	return p
 }
 
-// Decode decodes one message from [Split]. Its errors have the code [InvalidRequest]. Even then, the returned message has the id, if that
-// is valid, so that the error response can have it.
+// Decode decodes one message from [Split]. Its errors have the code [InvalidRequest]. Together with an error, it returns a message with
+// the id, if the id is valid, so that the error response can have the id.
 func Decode(raw json.RawMessage) (Message, *Error) {
 	m := Message{Raw: raw}
 	invalid := func(text string) (Message, *Error) {
@@ -218,7 +218,7 @@ func SameID(got, sent json.RawMessage) bool {
 	return err == nil && err2 == nil && one == other
 }
 
-// AppendRequest appends a request. params is a JSON object or nil.
+// AppendRequest appends a request. The parameter params is a JSON object or nil.
 func AppendRequest(dst []byte, id json.RawMessage, method string, params json.RawMessage) []byte {
 	dst = slices.Grow(dst, len(`{"jsonrpc":"2.0","id":,"method":"","params":}`)+len(id)+len(method)+len(params))
 	dst = append(append(dst, `{"jsonrpc":"2.0","id":`...), id...)
@@ -265,7 +265,7 @@ func AppendErrorObject(dst []byte, e *Error) []byte {
 	return append(dst, '}')
 }
 
-// AppendNotification appends a notification. params is a JSON object or nil.
+// AppendNotification appends a notification. The parameter params is a JSON object or nil.
 func AppendNotification(dst []byte, method string, params json.RawMessage) []byte {
 	dst = append(dst, `{"jsonrpc":"2.0","method":`...)
 	dst = AppendString(dst, method)
@@ -405,7 +405,7 @@ func Value(b json.RawMessage) any {
 	return v
 }
 
-// decodeValue decodes the value at i and returns the index after it.
+// decodeValue decodes the value that starts at index i of b, and returns the index after it.
 func decodeValue(b []byte, i int) (any, int) {
 	switch b[i] {
 	case '{':
@@ -584,8 +584,8 @@ func Without(object json.RawMessage, out func(name string) bool) json.RawMessage
 	return append(kept, '}')
 }
 
-// AppendMember appends a member to dst, which holds the beginning of a JSON object, for example {"a":1 without the closing
-// brace, or is empty. It puts a comma before the member if dst already has one.
+// AppendMember appends a member to dst, which holds the beginning of a JSON object, for example {"a":1 without the closing brace, or is
+// empty. It puts a comma before the member if dst already has a member.
 func AppendMember(dst []byte, name string, value []byte) []byte {
 	if len(dst) > 0 && dst[len(dst)-1] != '{' {
 		dst = append(dst, ',')
@@ -615,7 +615,7 @@ func FindRepeated(value json.RawMessage) (pointer string, found bool) {
 	return pointer, found
 }
 
-// findRepeated searches the value at i, and also returns the index after it.
+// findRepeated implements [FindRepeated] for the value that starts at index i of b. It also returns the index after the value.
 func findRepeated(b []byte, i int) (end int, pointer string, found bool) {
 	switch b[i] {
 	case '{':
@@ -668,7 +668,7 @@ func (s *names) add(name []byte) bool {
 	return true
 }
 
-// IsUTF8 reports whether text with this charset parameter of a content type is UTF-8. Text without the parameter is UTF-8, too.
+// IsUTF8 reports whether text is UTF-8 by the charset parameter of its content type. Text without this parameter is UTF-8, too.
 func IsUTF8(charset string) bool {
 	return slices.Contains([]string{"", "utf-8", "utf8", "us-ascii"}, strings.ToLower(charset)) // ASCII is a part of UTF-8
 }

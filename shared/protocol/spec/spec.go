@@ -157,7 +157,7 @@ var severities = []string{"debug", "info", "notice", "warning", "error", "critic
 // KnownSeverity reports whether a level of log messages exists.
 func KnownSeverity(level string) bool { return slices.Contains(severities, level) }
 
-// SevereAs reports whether a level of log messages has at least the severity of another one. An unknown level is the least severe.
+// SevereAs reports whether a level of log messages is at least as severe as the level least. An unknown level is the least severe.
 func SevereAs(level, least string) bool {
 	return slices.Index(severities, level) >= slices.Index(severities, least)
 }
@@ -165,7 +165,7 @@ func SevereAs(level, least string) bool {
 // OwnPrefix is the beginning of all _meta keys and extension names that this project defines.
 const OwnPrefix = "io.github.mcp-events/"
 
-// IsOwn reports whether a name has our prefix. It ignores case, because some JSON readers do.
+// IsOwn reports whether a name begins with [OwnPrefix]. It ignores case, because some JSON readers do.
 func IsOwn(name string) bool {
 	prefix, _, ok := strings.Cut(name, "/")
 	return ok && strings.EqualFold(prefix+"/", OwnPrefix)
@@ -173,8 +173,8 @@ func IsOwn(name string) bool {
 
 // The _meta keys that this project defines.
 const (
-	// MetaCursor is a position in the event log. Each notification of a subscriptions/listen stream has one. A client that
-	// sends it in a later subscriptions/listen continues there.
+	// MetaCursor is a position in the event log, which each notification of a subscriptions/listen stream has. A client that sends the
+	// position in a later subscriptions/listen receives the events after it.
 	MetaCursor = OwnPrefix + "cursor"
 	// MetaEventID, MetaTime and MetaPayload describe the event behind notifications/resources/updated. Clients get the payload in params,
 	// and in _meta as well if they declare [OwnExtension].
@@ -182,20 +182,21 @@ const (
 	MetaTime    = OwnPrefix + "time"
 	MetaPayload = OwnPrefix + "payload"
 	// MetaURI and MetaArguments describe the event of an EventOccurrence (SEP-3415). Without them, a client that subscribed to many URIs
-	// with one subscription, e.g. to all orders, could not tell which order an event is about.
+	// with one subscription, for example to all orders, could not tell which order an event is about.
 	MetaURI       = OwnPrefix + "uri"
 	MetaArguments = OwnPrefix + "arguments"
 	// MetaTruncated marks a notification about a gap: events after the client's cursor are no longer in the log.
 	MetaTruncated = OwnPrefix + "truncated"
-	// MetaConflicts lists the names in a list, e.g. of tools, that several backends use. The first of these backends serves the name.
+	// MetaConflicts lists the names in a list, for example of tools, that several backends use. The first of these backends serves the
+	// name.
 	MetaConflicts = OwnPrefix + "conflicts"
 	// MetaIdempotency is a key that the client chooses for a registration. Repeating the request with the key returns the same
 	// subscription.
 	MetaIdempotency = OwnPrefix + "idempotencyKey"
 	// MetaContextCut marks a conversation context from which parts are missing, for example because it was too long.
 	MetaContextCut = OwnPrefix + "contextCut"
-	// MetaPlain, if true in events/subscribe, tells the server to send no control messages, such as a termination notice, to
-	// the webhook. The server still sends the challenge.
+	// MetaPlain, if true in events/subscribe, tells the server to send no control messages, such as a termination notice, to the webhook.
+	// The server still sends the challenge with which it verifies the webhook.
 	MetaPlain = OwnPrefix + "plain"
 )
 
@@ -239,7 +240,7 @@ const (
 
 var errHeaderValue = errors.New("the header value is malformed")
 
-// EncodeHeader returns a name or a URI as a value of Mcp-Name, encoded if necessary.
+// EncodeHeader returns a name or a URI as a value of Mcp-Name, encoded in Base64 if necessary.
 func EncodeHeader(s string) string {
 	plain := strings.Trim(s, " \t") == s && (!strings.HasPrefix(s, sentinelStart) || !strings.HasSuffix(s, sentinelEnd))
 	for i := 0; plain && i < len(s); i++ {

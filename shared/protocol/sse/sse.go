@@ -122,7 +122,8 @@ func (w *Writer) Write(events []byte) error {
 	return nil
 }
 
-// Hurry shortens the timeout, also for a running write. A longer timeout has no effect. Any goroutine may call it.
+// Hurry shortens the timeout of all further writes and of a write that is already running. A longer timeout has no effect. Any goroutine
+// may call it.
 func (w *Writer) Hurry(timeout time.Duration) { _ = w.limit(timeout) } // if this fails, the next write returns the error
 
 // limit sets the deadline of the running write or of the next one. If the parameter shorter is less than the timeout, it becomes the
