@@ -1,7 +1,8 @@
 // Package auth authenticates callers and checks their scopes.
 //
 // An [Authenticator] turns the headers of a request into a [Principal], which belongs to a workspace and has scopes. Package catalog has
-// the access rules for events. Callers map the kinds fault.Unauthenticated and fault.Forbidden to 401 and 403 with [Challenge].
+// the access rules for events. HTTP handlers answer an error of kind fault.Unauthenticated with 401 and an error of kind fault.Forbidden
+// with 403, and set the header that [Challenge] returns.
 package auth
 
 import (
@@ -32,8 +33,8 @@ const (
 	ScopePublish   = "events:publish"   // publish
 )
 
-// ScopeManage lets an operator list, give and revoke the consents of other principals in the workspace. It is not a general
-// scope, so that clients do not request it by default, and --auth none does not grant it.
+// ScopeManage lets an operator list, give and revoke the consents with which other principals of the workspace share their conversations.
+// It is not a general scope, so that clients do not request it by default, and --auth none does not grant it.
 const ScopeManage = "consent:manage"
 
 // ScopeOperate lets an operator use the admin API for the workspace. It is not a general scope, so that clients do not request
@@ -46,7 +47,7 @@ func Scopes() []string { return []string{ScopeRead, ScopeSubscribe, ScopePublish
 // DefaultWorkspace is the workspace of principals, backends, sources and so on whose configuration names no workspace.
 const DefaultWorkspace = "default"
 
-// anonymousID is the principal of [AcceptAll].
+// anonymousID is the id of the principal of [AcceptAll].
 const anonymousID = "anonymous"
 
 // Principal is the caller of a request. The zero value has no permissions.
@@ -58,7 +59,7 @@ type Principal struct {
 	// Claims has the claims of the caller's token or key, for the access rules of the catalog. It leaves out claims that are not
 	// strings, numbers, or lists of strings and numbers.
 	Claims map[string][]string
-	// Expires is when the caller's streams end, because it has to authenticate again. The zero time means never.
+	// Expires is when the caller's streams end, because the caller has to authenticate again. The zero time means never.
 	Expires time.Time
 	// ByPath is true if the caller may send its key in the path of a URL, see [SecretPath].
 	ByPath bool
@@ -87,7 +88,7 @@ func WithToken(ctx context.Context, t Token) context.Context {
 	return context.WithValue(ctx, tokenKey{}, t)
 }
 
-// TokenOf returns the token in a context, or the zero Token if there is none.
+// TokenOf returns the token in a context, or the zero Token if the context has no token.
 func TokenOf(ctx context.Context) Token {
 	t, _ := ctx.Value(tokenKey{}).(Token)
 	return t
@@ -112,20 +113,21 @@ func (p Principal) LogName() string {
 	return hex.EncodeToString(hash[:6])
 }
 
-// MissingScopes is the data of a fault.Forbidden. It lists all scopes that the caller lacks, so that the client needs to request
-// scopes only once (RFC 6750, section 3.1).
+// MissingScopes is the data of an error of kind fault.Forbidden. It lists all scopes that the caller lacks, so that the client needs to
+// request scopes only once (RFC 6750, section 3.1).
 type MissingScopes struct {
 	Scopes []string `json:"missingScopes"`
 	prefix string
 }
 
-// LacksScope reports whether err is an error of [Principal.Require], because the caller lacks a scope.
+// LacksScope reports whether err means that the caller lacks a scope, as errors of [Principal.Require] do.
 func LacksScope(err error) bool {
 	_, ok := fault.DataOf(err).(MissingScopes)
 	return ok
 }
 
-// Require returns nil if the principal has all of the scopes. Otherwise the error is of kind fault.Forbidden with [MissingScopes].
+// Require returns nil if the principal has all of the scopes. Otherwise the error is of kind fault.Forbidden, and its data is
+// [MissingScopes].
 func (p Principal) Require(scopes ...string) error {
 	missing := p.listMissing(scopes)
 	if len(missing) == 0 {
@@ -151,7 +153,7 @@ func AcceptAll() Authenticator {
 
 func (n none) Authenticate(context.Context, http.Header) (Principal, error) { return n.principal, nil }
 
-// Mode is the value of --auth.
+// Mode is the value of the flag --auth.
 type Mode string
 
 // The modes in which a server authenticates callers.
@@ -206,8 +208,8 @@ var ErrNoToken = fault.New(fault.Unauthenticated, "authentication is required")
 // ErrInvalidToken is returned for unknown, expired and malformed tokens.
 var ErrInvalidToken = fault.New(fault.Unauthenticated, "the token is not valid")
 
-// prefixedError is an error for a caller who has to get a token at an authorization server that prefixes the names of scopes. It
-// carries the prefix (see [Principal.ScopePrefix]), which [Challenge] adds to the scopes.
+// prefixedError is an error for a caller whose authorization server puts a prefix before the names of scopes. It carries this prefix (see
+// [Principal.ScopePrefix]), which [Challenge] adds to the scopes.
 type prefixedError struct {
 	error
 	prefix string

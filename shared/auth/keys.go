@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 )
 
-// Key is a static key of --auth keys. Only its hash is stored. A key must have at least 16 random bytes, because a plain hash does not
-// protect a password.
+// Key is a static key of --auth keys. Only its hash is stored. A key must have at least 16 random bytes, because the plain hash of a
+// password would not protect the password.
 type Key struct {
 	Principal string
 	Workspace string // [DefaultWorkspace] if it is empty
@@ -31,7 +31,7 @@ type Key struct {
 	Expires time.Time
 	// Path allows the key to be part of a URL, see [SecretPath].
 	Path bool
-	// Claims are for the access rules of the catalog.
+	// Claims are claims of the principal, for the access rules of the catalog.
 	Claims map[string]string
 }
 
@@ -66,7 +66,7 @@ func ValidPrincipal(id string) bool { return principalID.MatchString(id) }
 func ValidWorkspace(name string) bool { return workspaceName.MatchString(name) }
 
 // NewStaticKeys returns an authenticator for static keys, which callers send as "Authorization: Bearer KEY". The error is of kind
-// fault.Invalid if a key is malformed. A nil clock is time.Now.
+// fault.Invalid if a key is malformed. If the parameter now is nil, the clock is time.Now.
 func NewStaticKeys(list []Key, now func() time.Time) (*StaticKeys, error) {
 	now = periodic.Clock(now)
 	k := &StaticKeys{now: now, all: make([]hashedKey, 0, len(list)), byName: map[name][]int{}}
@@ -215,8 +215,8 @@ func (s SecretPath) rewrite(w http.ResponseWriter, r *http.Request) *http.Reques
 
 func notFound(w http.ResponseWriter) { http.Error(w, "404 page not found", http.StatusNotFound) }
 
-// isSecure reports whether a request used https or came from this machine. If the header X-Forwarded-Proto is present and not https, the
-// request is not secure. If it is https, that counts only for requests from a trusted proxy.
+// isSecure reports whether a request used https or came from this machine. A header X-Forwarded-Proto with a value other than https makes
+// the request insecure. The value https counts only in requests from a trusted proxy.
 func (s SecretPath) isSecure(r *http.Request) bool {
 	proto := r.Header.Values(forwardedProto)
 	https := len(proto) == 1 && strings.EqualFold(strings.TrimSpace(proto[0]), "https")

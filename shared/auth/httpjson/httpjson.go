@@ -34,8 +34,8 @@ var statuses = map[fault.Kind]int{
 
 // Responder writes the responses of one HTTP interface.
 type Responder struct {
-	// Challenge is the WWW-Authenticate header of a 401 (RFC 9110, 11.6.1) for interfaces that do not use bearer tokens, such as sources.
-	// If it is empty, a 401 asks for a bearer token.
+	// Challenge is the WWW-Authenticate header of a 401 (RFC 9110, 11.6.1), for interfaces that do not use bearer tokens, for example for webhooks from GitHub. If it is empty,
+	// a 401 asks for a bearer token.
 	Challenge string
 	// Scope is the scope that a bearer token needs.
 	Scope string
@@ -45,7 +45,7 @@ type Responder struct {
 	Log *slog.Logger
 	// Limited is called with the name of each limit that a request reached. It may be nil.
 	Limited func(limit string)
-	// Problems says that errors are problem details (RFC 9457).
+	// Problems makes the error responses problem details (RFC 9457).
 	Problems bool
 }
 
@@ -55,10 +55,11 @@ type Answer struct {
 	Body   any
 }
 
-// Serve calls the function serve and writes its result as JSON with the status. An [Answer] replaces the status with its own. An
-// [http.Handler] writes the whole response itself. An error becomes {"error":{"kind","message"}}, or problem details with
-// [Responder.Problems], together with the members of the error's data. The error's kind determines the status. A panic becomes an internal
-// error, because on Lambda it would otherwise end the process.
+// Serve calls the function serve and writes its result as JSON with the status. If the result is an [Answer], the status is the Answer's.
+// If the result is an [http.Handler], the handler writes the whole response.
+//
+// An error becomes {"error":{"kind","message"}}, or problem details with [Responder.Problems], together with the members of the error's
+// data. The error's kind determines the status. A panic becomes an internal error, because on Lambda it would otherwise end the process.
 func (rs Responder) Serve(w http.ResponseWriter, r *http.Request, status int, serve func() (any, error)) {
 	defer func() {
 		if p := recover(); p != nil {

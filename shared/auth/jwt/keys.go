@@ -41,7 +41,7 @@ type keySet struct{ *refresh.Value[*issuerKeys] }
 // issuerKeys has the keys of an issuer from one fetch.
 type issuerKeys struct{ keys []jose.JSONWebKey }
 
-// newKeySet fetches the keys from url or, if url is empty, from the URL in the issuer's metadata.
+// newKeySet returns a key set that fetches an issuer's keys from url or, if url is empty, from the URL that the issuer's metadata names.
 func newKeySet(issuer, url string, f fetcher, o *Options) *keySet {
 	found := url // the URL of the keys; it needs no mutex, because only one fetch runs at a time
 	fetch := func(ctx context.Context) (keys []jose.JSONWebKey, err error) {
@@ -69,7 +69,7 @@ func newKeySet(issuer, url string, f fetcher, o *Options) *keySet {
 }
 
 // find returns the keys with which a token with this key id and algorithm may be signed, and the [issuerKeys] that contain them. If the
-// issuer has no such key, find returns no keys and no error. If it cannot be reached, the error is of kind fault.Unavailable.
+// issuer has no such key, find returns no keys and no error. If the issuer cannot be reached, the error is of kind fault.Unavailable.
 func (k *keySet) find(ctx context.Context, kid string, alg jose.SignatureAlgorithm) ([]jose.JSONWebKey, *issuerKeys, error) {
 	all, err := k.Get(ctx)
 	found := all.match(kid, alg)
@@ -110,8 +110,8 @@ func (k *issuerKeys) match(kid string, alg jose.SignatureAlgorithm) []jose.JSONW
 	return found
 }
 
-// fitsAlgorithm reports whether a key has the right type for an algorithm and names no other one. This prevents an attacker from using a
-// public key as a shared secret.
+// fitsAlgorithm reports whether a key has the right type for an algorithm and names no other algorithm. This prevents an attacker from
+// using a public key as a shared secret.
 func fitsAlgorithm(key jose.JSONWebKey, alg jose.SignatureAlgorithm) bool {
 	if key.Algorithm != "" && key.Algorithm != string(alg) {
 		return false
@@ -143,7 +143,7 @@ const (
 	maxKeys     = 100
 )
 
-// newClient returns a client that uses the proxy in the environment and follows no redirects.
+// newClient returns a client that uses the proxy that the environment variables name, and that follows no redirects.
 func newClient() *http.Client {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConns = 4
@@ -225,7 +225,7 @@ func (f fetcher) keysURL(ctx context.Context, issuer string) (string, error) {
 	return doc.Keys, err
 }
 
-// fetchMetadata tries the issuer's possible metadata URLs until check accepts a document.
+// fetchMetadata fetches the issuer's possible metadata URLs one after the other, until the function check accepts a document.
 func (f fetcher) fetchMetadata(ctx context.Context, issuer string, check func(doc serverMetadata, at string) error) (serverMetadata, error) {
 	var failed []error
 	for _, at := range metadataURLs(issuer) {
@@ -294,7 +294,7 @@ const WellKnown = "/.well-known/oauth-protected-resource"
 // resourcePath matches paths such as /mcp that need no encoding and have no segments . and .. to resolve.
 var resourcePath = regexp.MustCompile(`^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?$`)
 
-// metadataURL returns the URL of a resource's metadata. The resource is a URL without a fragment (RFC 8707, section 2).
+// metadataURL returns the URL of the metadata of the resource with the URL text. A resource's URL has no fragment (RFC 8707, section 2).
 func metadataURL(text string) (*url.URL, error) {
 	u, err := parseSecureURL(text)
 	if err != nil {

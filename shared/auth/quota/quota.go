@@ -46,7 +46,7 @@ func NewRate(name, what string, limitOf LimitFunc, burst func(perSecond float64)
 	return &Rate{name: name, what: what, limitOf: limitOf, burst: burst, principals: NewBuckets[principal](0, 0, maxPrincipals)}
 }
 
-// RetryAfter is the data of a fault.Exhausted: the reached limit, and the seconds after which the caller may retry.
+// RetryAfter is the data of an error of kind fault.Exhausted: the reached limit, and the seconds after which the caller may retry.
 type RetryAfter struct {
 	fault.Limit
 	Seconds int `json:"retryAfterSeconds"`
@@ -199,9 +199,9 @@ type Concurrency struct {
 	held       holdings
 }
 
-// NewConcurrency returns a Concurrency. The function limitOf returns the limit of a principal, and total is the limit of all
-// principals together. The other two parameters are for error messages: name is the name of the limit, and the parameter what is
-// the plural of the counted things (for example "calls").
+// NewConcurrency returns a Concurrency. The function limitOf returns the limit of a principal, and the parameter total is the limit of
+// all principals together. The other two parameters are for error messages: name is the name of the limit, and the parameter what is the
+// plural of the counted things (for example "calls").
 func NewConcurrency(name, what string, limitOf LimitFunc, total int) *Concurrency {
 	return &Concurrency{name: name, what: what, limitOf: limitOf, total: total}
 }
