@@ -1,5 +1,5 @@
-// Package settings keeps an operator's files (the catalogs, the configuration) in the store, so that all parts of a deployment
-// use the same ones.
+// Package settings keeps an operator's files (catalogs and configuration) in the store, so that all processes of a deployment use the
+// same files.
 //
 // A changed file takes these steps, on AWS and on a stand-alone server:
 //
@@ -9,8 +9,8 @@
 //	refresh   [Cache], behind catalog.Stored and config.Stored
 //	announce  [Announce], to clients
 //
-// A document is two items: a small head with the version, which readers poll, and the compressed text, which they read when
-// the version has changed.
+// A stored file is called a document. It is two items: a small head with the version, which readers poll, and the compressed text, which
+// they read when the version has changed.
 package settings
 
 import (
@@ -33,7 +33,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// MaxText bounds a document's text in bytes before compression.
+// MaxText limits the size of a document's text in bytes, before compression.
 const MaxText = 4 << 20
 
 func headKey(name string) store.Key {
@@ -44,7 +44,7 @@ func textKey(name string) store.Key {
 	return store.Key{Table: store.Settings, Partition: name, Sort: "text"}
 }
 
-// Version reads the version of a document. Versions begin with 1; 0 means that the document does not exist.
+// Version reads the version of a document. The first version is 1. If the document does not exist, the result is 0.
 func Version(ctx context.Context, db store.DB, name string) (int64, error) {
 	items, err := db.Get(ctx, headKey(name))
 	if err != nil {
@@ -56,7 +56,7 @@ func Version(ctx context.Context, db store.DB, name string) (int64, error) {
 	return items[0].Version, nil
 }
 
-// Stored is a document in the store. Version 0 is a document that does not exist.
+// Stored is a document as it was read from the store. Version 0 means that the document does not exist.
 type Stored struct {
 	Name    string
 	Text    []byte
@@ -78,13 +78,13 @@ func Read(ctx context.Context, db store.DB, name string) (Stored, error) {
 	return d, fault.Wrap(fault.Internal, err, "read %s", name)
 }
 
-// Edit replaces the text of a document.
+// Edit is a change that replaces the text of a document.
 type Edit struct {
 	// Old is the stored document that the caller has read and compared with the new text.
 	Old Stored
-	// Text is the new text. Removing a document stores an empty text, so that its version numbers continue.
+	// Text is the new text. To remove a document, store an empty text, so that its version numbers continue.
 	Text []byte
-	// Also has further operations for the same transaction.
+	// Also has further operations for the transaction that writes the document.
 	Also []store.Op
 }
 
@@ -99,10 +99,11 @@ func (e Edit) Version() int64 {
 // Changes reports whether the edit creates the document or changes its text.
 func (e Edit) Changes() bool { return e.Old.Version == 0 || !bytes.Equal(e.Old.Text, e.Text) }
 
-// Write writes the edits that change a document, in one transaction. It compresses all texts first, so that a text that is too
-// large prevents every write. Edits beyond a limit of [store.DB.Write], for example more than 25 catalogs or 4 MB of compressed
-// text, take several transactions, so an error may leave some of the edits written. The error is of kind fault.TooLarge if a text
-// does not fit into an item, and of kind fault.Conflict if another writer has changed a document since the caller read Edit.Old.
+// Write writes the edits for which [Edit.Changes] returns true, in one transaction. Edits that exceed a limit of [store.DB.Write], for
+// example more than 25 catalogs or 4 MB of compressed text, take several transactions. An error may then leave some of the edits written.
+//
+// The error has the kind fault.TooLarge if a text does not fit into an item; Write has then written nothing. It has the kind
+// fault.Conflict if another writer has changed a document since the caller read Edit.Old.
 func Write(ctx context.Context, db store.DB, edits ...Edit) error {
 	var transactions [][]store.Op
 	names := make([]string, len(edits))
@@ -149,7 +150,7 @@ func (e Edit) ops() ([]store.Op, error) {
 	}, e.Also...), nil
 }
 
-// PackedSize returns how many bytes a compressed text has in the store.
+// PackedSize returns the size of a document's text in bytes after compression.
 func PackedSize(src []byte) int {
 	b := compress(src)
 	return b.Len()
@@ -188,21 +189,24 @@ func unpack(packed []byte) ([]byte, error) {
 	return src, nil
 }
 
-// MaxAge is how long a [Cache] may serve an old version after a write. After that time, every process uses the new version.
+// MaxAge is how long a [Cache] may serve the old version of a document after a new one was written. After that time, every process uses
+// the new version.
 const MaxAge = 5 * time.Second
 
 const (
-	// RecheckAfter is the age of a cached document at which one caller looks for a new version, while the others use the document.
+	// RecheckAfter is the age of a cached document at which one caller looks for a new version in the store. The other callers use the
+	// cached document meanwhile.
 	RecheckAfter = 2 * time.Second
 	retryAfter   = time.Second
 	// MaxStale is the age up to which a cached document is used while the store does not answer.
 	MaxStale = 5 * time.Minute
-	// maxHeld bounds the documents in a [Cache], because callers choose the names of workspaces, and absent documents are cached too.
+	// maxHeld limits the documents in a [Cache]. The number needs a limit because callers choose the names of workspaces, and documents
+	// that do not exist are cached too.
 	maxHeld = 1024
 )
 
-// Cache serves parsed documents that are at most [MaxAge] old while the store answers. It polls the version of a document,
-// which is one small item, and reads the text only if the version has changed.
+// Cache serves parsed documents that are at most [MaxAge] old, as long as the store answers. It polls the version of a document, which is
+// one small item, and reads the text only if the version has changed.
 type Cache[T any] struct {
 	db    store.DB
 	kind  string // prefix of the documents' names
@@ -215,8 +219,8 @@ type Cache[T any] struct {
 	notified bool // Invalidate was called, so the cache learns of every write
 }
 
-// parsed is a parsed document. A nil *parsed stands for a document that does not exist. The cache holds pointers, because Go compiles
-// package refresh only once for all pointer types, and the Lambda functions must stay small.
+// parsed is a parsed document. A nil *parsed means that the document does not exist. The cache holds pointers because Go compiles the
+// generic package refresh only once for all pointer types, and the Lambda functions must stay small.
 type parsed[T any] struct {
 	value   T
 	version int64
@@ -229,16 +233,18 @@ func (d *parsed[T]) get() (value T, version int64) {
 	return d.value, d.version
 }
 
-// NewCache makes a cache of the documents whose names begin with kind. Callers pass names without that prefix. parse turns a
-// document's text into a value. A nil now is time.Now, and a nil log is slog.Default.
+// NewCache returns a cache of the documents whose names begin with the prefix kind. The methods of the cache take names without that
+// prefix. The function parse turns a document's text into a value.
+//
+// A nil now means time.Now, and a nil log means slog.Default.
 func NewCache[T any](db store.DB, kind string, parse func([]byte) (T, error), now func() time.Time, log *slog.Logger) *Cache[T] {
 	return &Cache[T]{
 		db: db, kind: kind, parse: parse, now: periodic.Clock(now), log: cmp.Or(log, slog.Default()), held: map[string]*refresh.Value[*parsed[T]]{},
 	}
 }
 
-// Invalidate forgets all documents. A process that calls it must be the only one that writes, and call it after each write. After the first
-// call, the cache does not poll.
+// Invalidate removes all documents from the cache. A process that calls it must be the only writer of the documents and must call it
+// after each write, because the cache no longer polls for new versions after the first call.
 func (c *Cache[T]) Invalidate() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -254,9 +260,9 @@ func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
 	return value, version, err
 }
 
-// Latest returns the latest version of a document, for decisions that must not use an older one. It reads the version from the
-// store each time, and fails with fault.Unavailable while the store does not answer. After [Cache.Invalidate] was called, the
-// cached version is the latest one, so Latest returns it like [Cache.Get].
+// Latest returns the latest version of a document, for decisions that must not use an older one. It reads the version from the store each
+// time, and fails with fault.Unavailable while the store does not answer. After the first call of [Cache.Invalidate], every cached
+// version is the latest one, so Latest then works like [Cache.Get].
 func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	held, notified := c.hold(name)
 	if notified {
@@ -278,7 +284,7 @@ func (c *Cache[T]) Read(ctx context.Context, name string, f refresh.Freshness) (
 	return c.Get(ctx, name)
 }
 
-// hold returns a document's entry, which it adds if it is missing, and the value of c.notified.
+// hold returns the cache entry of a document, which it adds if it is missing. It also returns the value of c.notified.
 func (c *Cache[T]) hold(name string) (held *refresh.Value[*parsed[T]], notified bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -288,7 +294,7 @@ func (c *Cache[T]) hold(name string) (held *refresh.Value[*parsed[T]], notified 
 	return held, c.notified
 }
 
-// load adds an entry for a document, without reading it. The caller holds the lock.
+// load adds the cache entry of a document without reading the document. The caller holds c.mu.
 func (c *Cache[T]) load(name string) (held *refresh.Value[*parsed[T]]) {
 	if len(c.held) >= maxHeld {
 		c.evict()
@@ -311,7 +317,7 @@ func (c *Cache[T]) load(name string) (held *refresh.Value[*parsed[T]]) {
 	return held
 }
 
-// evict removes a document from the cache to make room, preferably an entry for a document that does not exist.
+// evict removes one document from the cache to make room. It prefers an entry for a document that does not exist.
 func (c *Cache[T]) evict() {
 	victim := ""
 	for name, held := range c.held {
@@ -324,7 +330,7 @@ func (c *Cache[T]) evict() {
 	delete(c.held, victim)
 }
 
-// read reads the document from the store. If its version has not changed, read returns old.
+// read reads a document from the store. If the document's version has not changed, read returns old.
 func (c *Cache[T]) read(ctx context.Context, name string, old *parsed[T]) (*parsed[T], error) {
 	version, err := Version(ctx, c.db, name)
 	if _, known := old.get(); err != nil || version == known {
@@ -336,26 +342,27 @@ func (c *Cache[T]) read(ctx context.Context, name string, old *parsed[T]) (*pars
 	}
 	value, err := c.parse(stored.Text)
 	if err != nil {
-		// The text was checked before it was stored, so another version of this program wrote it.
+		// The text was valid when it was stored, so another version of this program must have stored it.
 		return nil, &fault.Error{Kind: fault.Internal, Message: "the stored " + name + " is not valid for this version", Err: err}
 	}
 	return &parsed[T]{value, stored.Version}, nil
 }
 
-// A change of a document is announced to clients only when every process uses the document, so that a client gets the new list from every
-// instance. Until then, an item in the store records that the announcement is due, so that a crash cannot lose it.
+// A change of a document is announced to clients only after every process uses the new version, because a client could otherwise get the
+// old list from another instance. Until then, an item in the store records that the announcement is due, so that a crash cannot lose it.
 
 // Kind is the kind of a changed document.
 type Kind string
 
-// The kinds of documents. Backends has a workspace's settings of the gateway's backends, and BackendEvents their event types.
+// The kinds of documents. Backends is a workspace's settings for the gateway's backends, and BackendEvents is the event types of these
+// backends.
 const (
 	Catalog       Kind = "catalog"
 	Backends      Kind = "backends"
 	BackendEvents Kind = "backend-events"
 )
 
-// Change is a change to announce to the clients of a workspace.
+// Change is a change of a document that must be announced to the clients of a workspace.
 type Change struct {
 	Kind      Kind
 	Workspace string
@@ -364,8 +371,8 @@ type Change struct {
 
 const unannouncedPartition = "announce"
 
-// Unannounced returns the operations that record a change for [Announce]. The record of a later version replaces the record of an earlier
-// one, so both versions must have the same workspaces. If the workspaces may differ, use [UnannouncedOf].
+// Unannounced returns operations that record a change of a document for [Announce]. The record of a later version replaces the document's
+// earlier record, so both versions must have the same workspaces. If the workspaces may differ, use [UnannouncedOf].
 func Unannounced(kind Kind, document string, workspaces []string, version int64) []store.Op {
 	if len(workspaces) == 0 {
 		return nil
@@ -377,16 +384,17 @@ func Unannounced(kind Kind, document string, workspaces []string, version int64)
 	})}
 }
 
-// UnannouncedOf returns the operations that record a change like [Unannounced], for documents whose versions may have different
-// workspaces. Each version has its own record, so that the change is announced to all of these workspaces.
+// UnannouncedOf returns operations that record a change for [Announce], for documents whose versions may have different workspaces.
+// Unlike with [Unannounced], each version has its own record, so that the change is announced to all of these workspaces.
 func UnannouncedOf(kind Kind, workspaces []string, version int64) []store.Op {
 	return Unannounced(kind, strconv.FormatInt(version, 10), workspaces, version)
 }
 
-// Announce announces the changes that are recorded when it is called. A change may be announced twice after a crash, or
-// if two processes call Announce. First Announce waits until every process uses the documents: wait is [MaxAge], or 0 if this is
-// the only process. It does not rely on the time at which a document was stored, because the clock of the operator's machine,
-// which writes it, may be wrong.
+// Announce announces the changes that were recorded before the call. A change may be announced twice after a crash, or if two processes
+// call Announce.
+//
+// Announce first waits until every process uses the changed documents: the parameter wait is [MaxAge], or 0 if this is the only process.
+// The wait does not depend on the time at which a document was stored, because the clock of the operator's machine may be wrong.
 func Announce(ctx context.Context, db store.DB, wait time.Duration, announce func(context.Context, Change) error) error {
 	var due []store.Item
 	err := store.Each(ctx, db, store.Key{Table: store.Settings, Partition: unannouncedPartition}, "read the changes to announce", func(it *store.Item) error {
@@ -406,8 +414,8 @@ func Announce(ctx context.Context, db store.DB, wait time.Duration, announce fun
 	return errors.Join(errs...)
 }
 
-// announceOne announces a change, unless another announcer did so during the wait or a newer version has replaced it. The
-// newer version is announced later.
+// announceOne announces a change, unless another process has announced it during the wait, or the record of a newer version has replaced
+// it. A later [Announce] announces the newer version.
 func announceOne(ctx context.Context, db store.DB, it store.Item, announce func(context.Context, Change) error) error {
 	now, err := store.One(ctx, db, it.Key, "read a change to announce")
 	if err != nil || now == nil || now.Version != it.Version {
