@@ -1,5 +1,5 @@
-// Package settingstest has an in-memory [Store] for tests that read or write an operator's files (catalogs, configuration). It has only
-// the methods that shared/storage/settings calls.
+// Package settingstest has an in-memory [Store] for tests that read or write an operator's files (catalogs and configuration). It has
+// only the methods that shared/storage/settings calls.
 package settingstest
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Store keeps items in memory. The methods that it lacks panic.
+// Store is a [store.DB] that keeps items in memory. The methods that it does not define panic.
 type Store struct {
 	store.DB // nil, so that the methods that Store does not define panic
 
@@ -31,7 +31,7 @@ func (s *Store) Fail(err error) {
 	s.fail = err
 }
 
-// Reads returns how often items with this sort key were read since the last call for the same key.
+// Reads returns how often items with the given sort key were read since the last call of Reads for this sort key.
 func (s *Store) Reads(sort string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,7 +60,7 @@ func (s *Store) Get(_ context.Context, keys ...store.Key) ([]*store.Item, error)
 	return out, nil
 }
 
-// Write implements [store.DB] for puts.
+// Write implements [store.DB], but only for puts.
 func (s *Store) Write(_ context.Context, ops ...store.Op) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
