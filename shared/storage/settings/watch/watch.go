@@ -10,7 +10,7 @@ import (
 const (
 	// every is the time between two checks of the files.
 	every = time.Second
-	// settle is how long the files must stay unchanged, because editors and cp write in several steps.
+	// settle is how long the files must stay unchanged before a change is reported, because editors and cp write in several steps.
 	settle = 150 * time.Millisecond
 )
 
@@ -65,7 +65,7 @@ func waitUntilSettled(ctx context.Context, paths []string, state []os.FileInfo) 
 	}
 }
 
-// look returns the state of each file, or nil for a file that does not exist or cannot be read.
+// look returns the state of each file. The state is nil if the file does not exist or cannot be read.
 func look(paths []string) []os.FileInfo {
 	state := make([]os.FileInfo, len(paths))
 	for i, path := range paths {
@@ -76,7 +76,8 @@ func look(paths []string) []os.FileInfo {
 	return state
 }
 
-// isReadable opens the file, because the owner, the group and access control lists matter as well as the mode.
+// isReadable reports whether the process can read the file. It opens the file, because the mode in info is not enough: the owner, the
+// group and access control lists matter too.
 func isReadable(path string, info os.FileInfo) bool {
 	if !info.Mode().IsRegular() {
 		return true // opening a pipe waits for its writer
