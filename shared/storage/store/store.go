@@ -1,8 +1,9 @@
-// Package store defines the database of a stand-alone server and of the functions on AWS. An item belongs to a table and has a
+// Package store defines the database of a stand-alone server and of the Lambda functions on AWS. An item belongs to a table and has a
 // partition and a sort key. Reads are strongly consistent unless a query asks for less. Writes can have conditions, and several
-// can form a transaction.
+// operations can form a transaction.
 //
-// It offers only the part of DynamoDB that the system needs. The adapters store/dynamo and store/sqlite both pass store/storetest.
+// The interface offers only the part of DynamoDB that the system needs. The adapters store/dynamo and store/sqlite both pass the test
+// suite store/storetest.
 package store
 
 import (
@@ -17,22 +18,24 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Table names a group of items.
+// Table is the name of a table of items.
 type Table string
 
-// The tables. template.yaml grants each function the actions that it needs on each table.
+// The tables of the system. On AWS, template.yaml grants each Lambda function only the actions that it needs on each table.
 const (
-	// Subscriptions holds subscriptions, how many of them use each event pattern, and the quotas of their owners.
+	// Subscriptions holds subscriptions, the number of subscriptions with each event pattern, and the quotas of the subscriptions'
+	// owners.
 	Subscriptions Table = "subscriptions"
-	// Log holds the event log, the latest event of each URI, and the partitions of the log that open streams read.
+	// Log holds the event log, the latest event of each URI, and which partitions of the log the open streams read.
 	Log Table = "log"
-	// Deliveries holds deliveries to retry, the bodies of their events, when they are due, delivery records and dead letters.
+	// Deliveries holds the deliveries to retry, the bodies of their events, the times when they are due, delivery records and dead
+	// letters.
 	Deliveries Table = "deliveries"
 	// Sessions holds MCP sessions, their subscriptions and stream leases.
 	Sessions Table = "sessions"
-	// Settings holds the catalog, the configuration, public keys and switches.
+	// Settings holds the catalogs, the configuration, public keys, the audit trail, and switches that pause deliveries.
 	Settings Table = "settings"
-	// Keys holds the encrypted private keysets. Only the functions dispatch and keys may read it.
+	// Keys holds the encrypted private keysets. Only the Lambda functions dispatch and keys may read it.
 	Keys Table = "keys"
 )
 
@@ -41,108 +44,111 @@ var tables = []Table{Subscriptions, Log, Deliveries, Sessions, Settings, Keys}
 // Tables lists all tables, in a stable order.
 func Tables() []Table { return slices.Clone(tables) }
 
-// Limits of both store/dynamo and store/sqlite, so that a write that works on a stand-alone server also works on AWS.
+// Limits of every store, so that a write that works on a stand-alone server also works on AWS.
 const (
 	// MaxItem is the largest size of an item's value in bytes. DynamoDB allows 400 KB per item, including keys and counts.
 	MaxItem = 380 << 10
 	// MaxTransaction is the largest number of operations in one [DB.Write].
 	MaxTransaction = 100
 	// MaxWrite is the largest total size of the values in one [DB.Write], in bytes. DynamoDB allows 4 MB, including keys and attribute
-	// names. Puts at [AtCommit] do not count, because the store in DynamoDB does not support them anyway.
+	// names. Puts at [AtCommit] do not count, because the DynamoDB store does not support them anyway.
 	MaxWrite = 3900 << 10
 	// MaxGet is the largest number of keys in one [DB.Get].
 	MaxGet = 100
 )
 
-// Key addresses an item.
+// Key is the address of an item.
 type Key struct {
 	Table     Table
 	Partition string // not empty, at most 2,048 bytes
 	Sort      string // not empty, at most 1,024 bytes; ordered bytewise
 }
 
-// Item is a stored value with the fields that conditions test.
+// Item is a stored value with its key, version, counts and expiry.
 type Item struct {
 	Key
-	// Value is opaque to the store; nil and empty are the same.
+	// Value is the content of the item, which the store does not interpret. Nil and empty are the same.
 	Value []byte
-	// Version is a number that the writer chooses, see [VersionIs].
+	// Version is a number that the writer chooses and that a condition can test; see [VersionIs].
 	Version int64
-	// Counts are integers that [Add] changes without reading the item first. Names are [A-Za-z0-9_-].
+	// Counts are named integers that [Add] changes without reading the item first. The names have only characters of [A-Za-z0-9_-].
 	Counts map[string]int64
-	// Expires is when readers and conditions begin to treat the item as absent, to the second. The zero time means never.
+	// Expires is when reads and conditions begin to treat the item as absent, in whole seconds. The zero time means never.
 	Expires time.Time
 }
 
-// ErrConflict is returned by [DB.Write] when a condition does not hold. It has no kind, so that a caller can choose one with [fault.Wrap].
+// ErrConflict is the error of [DB.Write] if a condition does not hold. It has no fault.Kind, so that a caller can choose one with
+// [fault.Wrap].
 var ErrConflict = errors.New("store: condition not met")
 
 // DB is a store. Its methods may be called concurrently. Errors other than [ErrConflict] have the kind fault.Unavailable
 // when a retry may help.
 type DB interface {
-	// Get reads up to [MaxGet] items of any tables, strongly consistent. The result has the order of keys; an absent or
-	// expired item is nil.
+	// Get reads up to [MaxGet] items of any tables, with strong consistency. The result has the items in the order of the keys, and nil
+	// for an item that is absent or expired.
 	Get(ctx context.Context, keys ...Key) ([]*Item, error)
 
-	// Query reads items of one partition in the order of their sort keys. A page has at most q.Limit items. If it has fewer,
-	// there may still be more; see Page.More. Expired items are left out.
+	// Query reads items of one partition in the order of their sort keys. It leaves out expired items. A page has at most q.Limit items,
+	// but there may be more items even if the page has fewer; see [Page.More].
 	Query(ctx context.Context, q Query) (Page, error)
 
-	// Write applies all operations or none. If a condition does not hold, it applies none and returns [ErrConflict]. There may
-	// be up to [MaxTransaction] operations, at most one per item, with values of up to [MaxWrite] bytes in total.
+	// Write applies all operations in one transaction. If a condition does not hold, it applies no operation and returns [ErrConflict].
+	// There may be up to [MaxTransaction] operations, at most one per item, with values of up to [MaxWrite] bytes in total.
 	Write(ctx context.Context, ops ...Op) error
 
 	// WriteAll applies any number of unconditional puts and deletes, in any order. After an error, some of them may have been applied.
 	WriteAll(ctx context.Context, ops ...Op) error
 
-	// Local reports whether this process is the only one that uses the store, and calls it without requests over a network. Then
-	// callers can keep locks in memory, and can afford more reads and writes. The store also supports [AtCommit], which numbers
-	// items in the order of their commits. So a reader that sees an item also sees all items with smaller numbers.
+	// Local reports whether only this process uses the store, and without requests over a network. Callers can then keep locks in memory,
+	// and can afford more reads and writes. A local store also supports [AtCommit], so a reader that sees an item also sees all items
+	// with smaller stamps.
 	Local() bool
 
-	// End returns the greatest stamp that is committed, see [AtCommit]. Readers see every item with a stamp up to it, and every
-	// later stamp is greater, even if the clock is set back. End returns 0 for a store that is not local.
+	// End returns the greatest committed stamp; see [AtCommit]. Readers see every item with a stamp up to it, and every later stamp is
+	// greater, even if the clock is set back. End returns 0 for a store that is not local.
 	End() int64
 
 	Close() error
 }
 
-// AtCommit is a placeholder for the sort key of a put. The store replaces it with a stamp: the commit's time in microseconds
-// since 1970, as 16 decimal digits, and greater than every earlier stamp. A put with an [Op.Span] of n > 1 reserves n stamps and
-// gets the last of them. A store refuses puts at AtCommit if its [DB.Local] is false.
+// AtCommit is a placeholder for the sort key of a put. The store replaces it with a stamp, which is the commit's time in microseconds
+// since 1970 as 16 decimal digits. A stamp is always greater than every earlier stamp, even if the clock is set back.
+//
+// A put with an [Op.Span] of n > 1 reserves n stamps and gets the last of them. A store refuses puts at AtCommit if its [DB.Local] is
+// false.
 const AtCommit = "\x00commit"
 
-// SameStamp is an [Op.Span] for the second of two puts at [AtCommit] in one write. It gets the stamp of the first. They must be in
-// different partitions.
+// SameStamp is an [Op.Span] for the second of two puts at [AtCommit] in one write. The second put gets the stamp of the first one, so the
+// puts must be in different partitions.
 const SameStamp = -1
 
 // Watcher is a store that can notify goroutines of this process when the process writes to a partition of the table [Log].
 type Watcher interface {
-	// Watch returns a channel that receives a value after one or more commits to the partition. written returns the greatest
-	// stamp of the commits to the partition since Watch was called, or 0 before the first one. A caller that reads [DB.End] and
-	// then calls written misses no commit up to that end. stop ends the watch.
+	// Watch returns a channel that receives a value after one or more commits to the partition. The function written returns the greatest
+	// stamp of these commits, or 0 before the first one. The function stop ends the watch.
+	//
+	// A caller that reads [DB.End] and then calls written misses no commit up to that end.
 	Watch(partition string) (changed <-chan struct{}, written func() int64, stop func())
 }
 
-// Query is a range of one partition.
+// Query selects a range of items of one partition.
 type Query struct {
 	Table     Table
 	Partition string
-	// A query returns items with sort keys greater than After and at most Until. If one of them is empty, it is no limit. To read
-	// the next page, set After to [Page.Last]. A query with Reverse begins at Until; to read its next page, set Before to
-	// Page.Last.
+	// After and Until limit the sort keys of the result: they are greater than After and at most Until. An empty text is no limit. To
+	// read the next page, set After to [Page.Last], or, if Reverse is true, set Before to it.
 	After, Until string
-	// If Before is not empty, sort keys are less than Before.
+	// Before, if not empty, is an upper limit of the sort keys: they are less than Before.
 	Before string
-	// Limit is the largest number of items of a page, 1 to 1,000; 0 means 100.
+	// Limit is the largest number of items on a page, from 1 to 1,000; 0 means 100.
 	Limit   int
 	Reverse bool
-	// Eventual allows a read that may miss the latest writes, at half the price on AWS.
+	// Eventual allows a read that may miss the latest writes. Such a read costs half as much on AWS.
 	Eventual bool
 }
 
-// Within limits the query to items from the time since to the time until. It is for sort keys that begin with a time in
-// microseconds since 1970, as 16 decimal digits. If since or until is zero, it is no limit.
+// Within limits the query to items from the time since to the time until. A zero time is no limit. The sort keys must begin with a time
+// in microseconds since 1970, as 16 decimal digits.
 func (q *Query) Within(since, until time.Time) {
 	if !since.IsZero() {
 		q.After = fmt.Sprintf("%016d", since.UnixMicro())
@@ -155,8 +161,8 @@ func (q *Query) Within(since, until time.Time) {
 // Page is a part of a query's result.
 type Page struct {
 	Items []Item
-	// More reports that there may be more items in the range. To continue, set After to Last or, with Reverse, Before. Last may be beyond the
-	// last item, because the page leaves out expired items.
+	// More says that there may be more items in the range. To read them, repeat the query with [Query.After] (or [Query.Before], if
+	// Reverse is true) set to Last. Last may be beyond the last item, because the page leaves out expired items.
 	More bool
 	Last string
 }
@@ -168,10 +174,10 @@ type Condition struct {
 	Version int64 // for [IfVersion]
 }
 
-// CondKind says what a [Condition] tests. The zero value is no condition.
+// CondKind is the kind of a [Condition]. The zero value means no condition.
 type CondKind uint8
 
-// The kinds of conditions.
+// The kinds of conditions: the item is absent, the item exists, or the item exists and has a given version.
 const (
 	IfAbsent CondKind = iota + 1
 	IfExists
@@ -187,7 +193,7 @@ func Exists() Condition { return Condition{Kind: IfExists} }
 // VersionIs returns the condition that the item exists and has exactly this version.
 func VersionIs(v int64) Condition { return Condition{Kind: IfVersion, Version: v} }
 
-// Holds reports whether the condition holds for an item that exists or not, and has the given version.
+// Holds reports whether an item meets the condition. The parameters say whether the item exists, and which version it has.
 func (c Condition) Holds(exists bool, version int64) bool {
 	switch c.Kind {
 	case IfAbsent:
@@ -200,10 +206,10 @@ func (c Condition) Holds(exists bool, version int64) bool {
 	return true
 }
 
-// OpKind says what an [Op] does.
+// OpKind is the kind of an [Op].
 type OpKind uint8
 
-// The kinds of operations.
+// The kinds of operations. The functions [Put], [Delete], [Add] and [Check] explain them.
 const (
 	OpPut OpKind = iota + 1
 	OpDelete
@@ -216,27 +222,27 @@ type Op struct {
 	Kind OpKind
 	Item Item // OpPut uses all fields; the other kinds use only Key, and OpAdd also Counts and Expires
 	Cond Condition
-	// Limits has, by name, the largest value that a count may have after an OpAdd.
+	// Limits has the largest value that a count may have after an OpAdd, by the name of the count.
 	Limits map[string]int64
-	// Span, for a put at [AtCommit], is the number of stamps to reserve, or [SameStamp]; 0 means one stamp.
+	// Span is the number of stamps that a put at [AtCommit] reserves, or [SameStamp]; 0 means one stamp.
 	Span int
 }
 
-// Put returns an operation that replaces the item, including its counts.
+// Put returns an operation that writes the item, and replaces an existing item including its counts.
 func Put(item Item, cond ...Condition) Op { return Op{Kind: OpPut, Item: item, Cond: one(cond)} }
 
-// Delete returns an operation that removes the item. Without a condition, removing an absent item is no error.
+// Delete returns an operation that removes the item. Without a condition, the operation also succeeds if the item is absent.
 func Delete(key Key, cond ...Condition) Op {
 	return Op{Kind: OpDelete, Item: Item{Key: key}, Cond: one(cond)}
 }
 
-// Add returns an operation that adds to counts, and creates the item if it is absent. If a count would exceed its limit, the
-// write fails with [ErrConflict]. Add keeps the value and the version.
+// Add returns an operation that adds numbers to the counts of an item. It creates the item if it is absent, and keeps the value and the
+// version of an existing one. If a count would exceed its limit, the write fails with [ErrConflict].
 func Add(key Key, counts, limits map[string]int64) Op {
 	return Op{Kind: OpAdd, Item: Item{Key: key, Counts: counts}, Limits: limits}
 }
 
-// Check returns an operation that makes the transaction fail unless the condition holds. It writes nothing.
+// Check returns an operation that writes nothing, but makes the whole transaction fail unless the condition holds.
 func Check(key Key, cond Condition) Op {
 	return Op{Kind: OpCheck, Item: Item{Key: key}, Cond: cond}
 }
@@ -248,10 +254,11 @@ func one(cond []Condition) Condition {
 	return cond[0]
 }
 
-// Unhurried returns the store for writes for which no caller has to wait. The store in SQLite returns immediately from such a
-// write. It may hold these writes back for some tens of milliseconds, to commit many of them together, but it commits them before
-// later writes to the same table. If the process dies before that, they are lost. Errors and conflicts are only logged. Other stores
-// write as usual.
+// Unhurried returns the store for writes for which no caller has to wait. The SQLite store returns immediately from such a write. It may
+// hold the write back for some tens of milliseconds, to commit it together with others, but commits it before later writes to the same
+// table.
+//
+// If the process dies before the commit, the write is lost. Errors and conflicts are only logged. Other stores write as usual.
 func Unhurried(db DB) DB {
 	if u, ok := db.(interface{ Unhurried() DB }); ok {
 		return u.Unhurried()
@@ -259,8 +266,8 @@ func Unhurried(db DB) DB {
 	return db
 }
 
-// One reads an item. It returns nil if there is no such item. Errors have the kind fault.Unavailable and the parameter what as
-// their message, which names the attempted operation, for example "read a session".
+// One reads an item, and returns nil if the item does not exist. An error has the kind fault.Unavailable. Its message is the parameter
+// what, which names the attempted operation, for example "read a session".
 func One(ctx context.Context, db DB, key Key, what string) (*Item, error) {
 	items, err := db.Get(ctx, key)
 	if err != nil {
@@ -278,8 +285,8 @@ func Each(ctx context.Context, db DB, partition Key, what string, visit func(*It
 	return EachOf(ctx, db, Query{Table: partition.Table, Partition: partition.Partition, Limit: 1000}, what, visit)
 }
 
-// EachOf is [Each] for the items that a query selects, instead of a whole partition. It reads all pages. The query must not be in reverse
-// order, because EachOf continues after the last key of each page.
+// EachOf is [Each] for the items that a query selects, instead of a whole partition. It reads all pages of the query. The query must not
+// be in reverse order, because EachOf continues after the last key of each page.
 func EachOf(ctx context.Context, db DB, q Query, what string, visit func(*Item) error) error {
 	for {
 		page, err := db.Query(ctx, q)
@@ -298,8 +305,8 @@ func EachOf(ctx context.Context, db DB, q Query, what string, visit func(*Item) 
 	}
 }
 
-// Scrub removes the remains of deleted items from a store's files, because they stay readable in free pages. Writes wait until
-// Scrub is done. It does nothing for a store without files.
+// Scrub removes the remains of deleted items from a store's files, where they would stay readable in free pages. Writes wait until Scrub
+// is done. Scrub does nothing for a store without files.
 func Scrub(ctx context.Context, db DB) error {
 	if s, ok := db.(interface{ Scrub(context.Context) error }); ok {
 		return s.Scrub(ctx)
@@ -307,7 +314,7 @@ func Scrub(ctx context.Context, db DB) error {
 	return nil
 }
 
-// Limits for every adapter. The limits of keys are DynamoDB's.
+// Limits of every store for keys, for the names of counts and for [Query.Limit]. The limits of keys are DynamoDB's.
 const (
 	maxPartition = 2048
 	maxSort      = 1024
@@ -316,7 +323,7 @@ const (
 	defaultLimit = 100
 )
 
-// Check returns an error if the table is unknown, or if a part of the key is empty, too long or not UTF-8.
+// Check returns an error if the key's table is unknown, or if its partition or sort key is empty, too long or not UTF-8.
 func (k Key) Check() error {
 	switch {
 	case !slices.Contains(tables, k.Table):
@@ -329,7 +336,7 @@ func (k Key) Check() error {
 	return nil
 }
 
-// Check returns an error if the limit or a key of the query is not allowed, and sets the default limit.
+// Check returns an error if the query's limit or one of its keys is not allowed. It also sets the default limit.
 func (q *Query) Check() error {
 	if q.Limit == 0 {
 		q.Limit = defaultLimit
