@@ -1,4 +1,4 @@
-// Package dynamo keeps a [store.DB] in DynamoDB, with one table per [store.Table]. Most calls are one request.
+// Package dynamo keeps a [store.DB] in DynamoDB, with one DynamoDB table per [store.Table]. Most calls are one request.
 //
 // # Layout
 //
@@ -10,18 +10,21 @@
 //	z   B   compressed value, instead of d
 //	t   B   mark of the last conditional write, see below
 //
-// DynamoDB may delete an expired item hours late. So every read and every condition compares exp with the current time,
-// and treats an expired item as absent.
+// DynamoDB may delete an expired item hours late. So every read and every condition compares exp with the current time, and treats an
+// expired item as absent.
 //
-// # A lost answer is no conflict
+// # Lost responses
 //
-// The SDK repeats a request whose answer did not arrive. If DynamoDB applied the first request, the condition of the second
-// fails because of our own write. Transactions avoid that with a ClientRequestToken. A single conditional put or addition
-// carries a random mark in attribute t instead. If its condition fails on an item with its own mark, the first request has
-// succeeded. An addition is applied twice only if another writer has added to the same item in between. That must not happen to
-// a decrement, so it needs a transaction (see [lowersCount]). If a conditional delete is repeated after a lost answer and finds
-// no item, it counts as a success, although another writer may have deleted the item. Callers to whom that matters delete in a
-// transaction.
+// The SDK repeats a request whose response was lost. If DynamoDB has applied the first request, the condition of the second one fails
+// because of our own write. That must not look like a conflict:
+//
+//   - A transaction has a ClientRequestToken, so DynamoDB recognizes the second request.
+//   - A single conditional put or addition writes a random mark into attribute t. If its condition fails on an item with this mark, the
+//     first request has succeeded.
+//   - An addition is applied twice if another writer has added to the same item between the two requests. That must not happen to a
+//     decrement, so a decrement needs a transaction (see [lowersCount]).
+//   - A repeated conditional delete that finds no item counts as a success, although another writer may have deleted the item. Callers to
+//     whom that matters delete in a transaction.
 package dynamo
 
 import (
@@ -52,8 +55,8 @@ type DB struct {
 
 var _ store.DB = (*DB)(nil)
 
-// New returns a store. The function name returns the name of a table in DynamoDB. The tables must exist, with the keys pk and
-// sk and with TTL on exp, as in template.yaml.
+// New returns a store. The function name returns the name of a table in DynamoDB. These tables must exist, with the keys pk and sk and
+// with TTL on exp, as in template.yaml.
 func New(client *dynamodb.Client, name func(store.Table) string) *DB {
 	db := &DB{client: client, names: map[store.Table]string{}, now: time.Now}
 	for _, table := range store.Tables() {
@@ -65,7 +68,7 @@ func New(client *dynamodb.Client, name func(store.Table) string) *DB {
 // Local reports false, because all functions share the tables, and DynamoDB gives no order of commits.
 func (db *DB) Local() bool { return false }
 
-// End returns 0, because this store does not support stamps.
+// End returns 0, because this store does not support stamps; see [store.AtCommit].
 func (db *DB) End() int64 { return 0 }
 
 // Close does nothing; the client has nothing to close.
@@ -165,7 +168,7 @@ func countKeys(request map[string]types.KeysAndAttributes) (n int) {
 	return n
 }
 
-// Query makes one Query request. A page ends at 1 MB even if its limit is not reached.
+// Query implements [store.DB] with one Query request. A page ends at 1 MB even if it has fewer items than its limit.
 func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	if err := q.Check(); err != nil {
 		return store.Page{}, err
@@ -218,7 +221,8 @@ func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 // maxSort is the size of the largest sort key in bytes. DynamoDB also refuses larger keys in conditions.
 const maxSort = 1024
 
-// sortRange is a range of sort keys as one comparison, or as one BETWEEN, which includes both bounds.
+// sortRange is a range of sort keys that DynamoDB can test with one comparison or one BETWEEN. BETWEEN includes both bounds, even if the
+// range excludes them.
 type sortRange struct {
 	low   string // empty is unbounded
 	above bool   // low is exclusive
@@ -245,7 +249,7 @@ func rangeOf(q store.Query) sortRange {
 	return r
 }
 
-// countExcluded returns how many items the request may return although the range excludes them.
+// countExcluded returns how many items the request may return although they are outside the range; see [sortRange].
 func (r sortRange) countExcluded() (n int) {
 	if r.low == "" || r.high == "" {
 		return 0
@@ -285,17 +289,17 @@ func (db *DB) expired(item *store.Item) bool {
 	return !item.Expires.IsZero() && db.now().Unix() >= item.Expires.Unix()
 }
 
-// Pauses before retries that the SDK does not make.
+// The number and the lengths of the pauses before retries that the SDK does not make.
 const (
 	maxPauses  = 10
 	firstPause = 10 * time.Millisecond
 	longPause  = 640 * time.Millisecond
 )
 
-// errBusy is returned when DynamoDB still refuses a part of a call after ten retries.
+// errBusy is returned if DynamoDB still refuses a part of a call after [maxPauses] retries.
 var errBusy = fault.New(fault.Unavailable, "the table is too busy")
 
-// pause is the time between two retries. It is random, and its bound doubles with each retry.
+// pause counts retries and determines the time before each of them. The time is random, and its upper bound doubles with each retry.
 type pause struct {
 	count int
 	bound time.Duration
@@ -303,10 +307,10 @@ type pause struct {
 
 func newPause() *pause { return &pause{bound: firstPause} }
 
-// reset starts again with the first, short pause. Callers reset when DynamoDB has processed a part of a batch.
+// reset makes the next pause short again. Callers reset after DynamoDB has processed a part of a batch.
 func (p *pause) reset() { *p = *newPause() }
 
-// wait waits for the next pause. It returns an error if ctx has ended or after ten pauses, which take about two seconds.
+// wait sleeps before a retry. It returns an error if ctx ends, or after ten pauses, which take about two seconds in total.
 func (p *pause) wait(ctx context.Context) error {
 	if p.count++; p.count > maxPauses {
 		return errBusy
@@ -316,7 +320,7 @@ func (p *pause) wait(ctx context.Context) error {
 	return periodic.Sleep(ctx, d)
 }
 
-// isConflict reports whether a write failed because of a concurrent transaction or throttling.
+// isConflict reports whether a write failed because of a concurrent transaction or throttling, so that a retry may succeed.
 func isConflict(err error) bool {
 	if _, ok := errors.AsType[*types.TransactionConflictException](err); ok {
 		return true
@@ -329,8 +333,8 @@ func isConflict(err error) bool {
 
 var temporary = []string{"TransactionConflict", "ProvisionedThroughputExceeded", "ThrottlingError"}
 
-// failure wraps an error for the callers of the package. It leaves [store.ErrConflict] without a kind, because only the caller
-// knows what the condition means.
+// failure wraps an error for the callers of this package. It leaves [store.ErrConflict] without a kind, because only the caller knows the
+// meaning of the failed condition.
 func failure(err error, format string, args ...any) error {
 	if errors.Is(err, store.ErrConflict) {
 		return err
@@ -342,7 +346,7 @@ func failure(err error, format string, args ...any) error {
 	return fault.Wrap(kind, err, format, args...)
 }
 
-// attempts is a middleware that records whether the answer to a request was lost. It sees the SDK's retries.
+// attempts is a middleware of the SDK that records whether the response to a request was lost. It sees the SDK's retries.
 type attempts struct {
 	lost bool // after a failed request that DynamoDB may have applied
 }
@@ -362,7 +366,7 @@ func (a *attempts) HandleFinalize(
 	return out, meta, err
 }
 
-// watch adds the middleware after the SDK's retry step, so that it sees each request.
+// watch adds the middleware after the SDK's retry step, so that it sees each attempt of a request.
 func (a *attempts) watch(stack *middleware.Stack) error {
 	return stack.Finalize.Insert(a, "Retry", middleware.After)
 }

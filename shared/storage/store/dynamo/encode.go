@@ -31,7 +31,7 @@ func keyOf(key store.Key) attributes {
 	}
 }
 
-// encode returns the attributes of an item. mark is nil or identifies this write; see the package comment.
+// encode returns the DynamoDB attributes of an item. The parameter mark is nil or identifies this write; see the package comment.
 func encode(item store.Item, mark []byte) attributes {
 	attrs := keyOf(item.Key)
 	attrs["v"] = number(item.Version)
@@ -100,13 +100,14 @@ func setNumber(item *store.Item, name, text string) error {
 	return nil
 }
 
-// expression collects the names and values for placeholders such as #n0 and :v0.
+// expression collects the attribute names and values of a DynamoDB expression, which has placeholders such as #n0 and :v0 for them.
 type expression struct {
 	names  map[string]string
 	values attributes
 }
 
-// name returns a placeholder, because attribute names may be reserved words or contain special characters.
+// name returns a placeholder for an attribute. Expressions use placeholders because attribute names may be reserved words or contain
+// special characters.
 func (e *expression) name(attribute string) string {
 	for ref, known := range e.names {
 		if known == attribute {
@@ -130,7 +131,7 @@ func (e *expression) value(v types.AttributeValue) string {
 	return ref
 }
 
-// alive returns a condition that holds for items that have not expired and for absent items.
+// alive returns a condition expression that holds for items that have not expired and for absent items.
 func (e *expression) alive(now time.Time) string {
 	exp := e.name("exp")
 	return "(attribute_not_exists(" + exp + ") OR " + exp + " > " + e.value(number(now.Unix())) + ")"
@@ -162,7 +163,8 @@ func (e *expression) markIsNot(mark []byte) string {
 	return "(attribute_not_exists(" + t + ") OR " + t + " <> " + e.value(&types.AttributeValueMemberB{Value: mark}) + ")"
 }
 
-// sum returns the update expression that adds the counts of item to the stored ones, and sets the expiry and the mark.
+// sum returns an update expression that adds the item's counts to the stored ones. It also sets the expiry and the mark of this write;
+// see the package comment.
 func (e *expression) sum(item store.Item, mark []byte) string {
 	var add []string
 	for _, name := range slices.Sorted(maps.Keys(item.Counts)) {
@@ -185,7 +187,7 @@ func (e *expression) sum(item store.Item, mark []byte) string {
 	return strings.Join(update, " ")
 }
 
-// within returns conditions that hold if every stored count stays within its limit when the given counts are added.
+// within returns condition expressions that hold if every stored count stays within its limit after the given counts are added.
 func (e *expression) within(counts, limits map[string]int64) (conditions []string) {
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
 		// Use big.Int, because the difference may be out of the range of int64. DynamoDB's numbers have 38 digits.
@@ -209,10 +211,10 @@ func fits(counts, limits map[string]int64) bool {
 	return true
 }
 
-// unit is 1 KiB: DynamoDB bills a write by its size, rounded up to a multiple of it.
+// unit is 1 KiB, because DynamoDB rounds the size of a write up to a multiple of 1 KiB for the bill.
 const unit = 1 << 10
 
-// deflaters is a pool, because a flate.Writer takes more than half a megabyte.
+// deflaters is a pool of compressors, because a flate.Writer takes more than half a megabyte.
 var deflaters = sync.Pool{New: func() any {
 	w, err := flate.NewWriter(io.Discard, flate.DefaultCompression)
 	if err != nil {
@@ -221,8 +223,8 @@ var deflaters = sync.Pool{New: func() any {
 	return w
 }}
 
-// deflate compresses a value. It returns nil if that does not save a billing unit. The event log has values that shrink enough, and their
-// bytes are most of the cost of an event.
+// deflate compresses a value. It returns nil if compression does not save a billing [unit] of DynamoDB. Values in the event log often
+// shrink enough, and their bytes are most of the cost of an event.
 func deflate(value []byte) []byte {
 	if len(value) <= unit {
 		return nil

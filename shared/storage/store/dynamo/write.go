@@ -16,7 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Write makes one request for one operation, at half the price of a transaction, and one TransactWriteItems for several.
+// Write sends a single operation as a simple request, at half the price of a transaction, and several operations as one
+// TransactWriteItems.
 func (db *DB) Write(ctx context.Context, ops ...store.Op) error {
 	if err := store.CheckWrite(ops); err != nil {
 		return err
@@ -43,7 +44,7 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 	if op.Kind == store.OpCheck || op.Kind == store.OpAdd && lowersCount(op) {
 		return db.transact(ctx, []store.Op{op})
 	}
-	// All tries share the mark and the record of lost answers, because DynamoDB may have applied any of them.
+	// All tries share the mark and the record of lost responses, because DynamoDB may have applied any of the tries.
 	mark, tries := sync.OnceValue(newMark), &attempts{}
 	try := func() error {
 		switch op.Kind {
@@ -67,8 +68,9 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 	}
 }
 
-// lowersCount reports whether an operation decrements a count. Such an operation needs a transaction, because an addition may be applied
-// twice. Events would not reach a subscription whose counts are too low, but counts that are too high only cost an extra read.
+// lowersCount reports whether an operation decrements a count. A decrement needs a transaction, because an addition may be applied twice
+// after a lost response. Events would not reach a subscription whose counts are too low, but counts that are too high only cost an extra
+// read.
 func lowersCount(op store.Op) bool {
 	for _, n := range op.Item.Counts {
 		if n < 0 {
@@ -84,8 +86,7 @@ func newMark() []byte {
 	return mark
 }
 
-// checkRefusal reports whether err says that a condition failed. It also returns the stored item, which is empty if it does not
-// exist.
+// checkRefusal reports whether err says that a condition failed. It also returns the stored item, which is empty if there is no item.
 func checkRefusal(err error) (old attributes, is bool) {
 	failed, is := errors.AsType[*types.ConditionalCheckFailedException](err)
 	if !is {
@@ -99,7 +100,8 @@ func hasMark(old attributes, mark []byte) bool {
 	return ok && string(t.Value) == string(mark)
 }
 
-// put writes an item. It calls markOf only if op has a condition, because the repetition of an unconditional put cannot fail.
+// put writes an item. It calls markOf to make a mark only if op has a condition, because the repetition of an unconditional put cannot
+// fail.
 func (db *DB) put(ctx context.Context, op store.Op, markOf func() []byte) error {
 	e := &expression{}
 	in := &dynamodb.PutItemInput{TableName: aws.String(db.names[op.Item.Table])}
@@ -141,7 +143,7 @@ func (db *DB) delete(ctx context.Context, op store.Op, tries *attempts) error {
 	return err
 }
 
-// add adds to the counts of an item. It replaces an expired item.
+// add adds to the counts of an item. If the item has expired, add replaces it.
 func (db *DB) add(ctx context.Context, op store.Op, mark []byte) error {
 	pause := newPause()
 	for {
@@ -182,7 +184,7 @@ func (db *DB) add(ctx context.Context, op store.Op, mark []byte) error {
 	}
 }
 
-// replaceExpired replaces an expired item by one that has only counts. It reports false if the item is no longer expired.
+// replaceExpired replaces an expired item with an item that has only counts. It returns false if the stored item is not expired any more.
 func (db *DB) replaceExpired(ctx context.Context, op store.Op, mark []byte) (done bool, err error) {
 	e := &expression{}
 	_, err = db.client.PutItem(ctx, &dynamodb.PutItemInput{
@@ -206,7 +208,7 @@ func onlyCounts(item store.Item) store.Item {
 
 const maxBatch = 25
 
-// WriteAll implements [store.DB]. If there are several operations on an item, it applies the last one.
+// WriteAll implements [store.DB]. If several operations are for the same item, it applies the last one.
 func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 	type request struct {
 		table string
@@ -283,8 +285,8 @@ func refuseStamps(ops []store.Op) error {
 
 const conditionFailed = "ConditionalCheckFailed"
 
-// transact applies ops with TransactWriteItems. A lost answer is harmless, because the SDK sends the same ClientRequestToken
-// with its retries.
+// transact applies ops with TransactWriteItems. A lost response is harmless, because the SDK repeats the request with the same
+// ClientRequestToken.
 func (db *DB) transact(ctx context.Context, ops []store.Op) error {
 	expired := make([]bool, len(ops)) // expired[i] says that ops[i] must replace an expired item
 	pause := newPause()
@@ -308,8 +310,8 @@ func (db *DB) transact(ctx context.Context, ops []store.Op) error {
 	}
 }
 
-// refusal returns the error of a canceled transaction, or nil if the caller should try it again. It updates expired, which says
-// which additions must replace an expired item.
+// refusal returns the error of a canceled transaction, or nil if the caller should try the transaction again. It updates the parameter
+// expired, which says for each operation whether it is an addition that must replace an expired item.
 func (db *DB) refusal(canceled *types.TransactionCanceledException, ops []store.Op, expired []bool) error {
 	again := false
 	for i, reason := range canceled.CancellationReasons {
@@ -338,7 +340,7 @@ func (db *DB) refusal(canceled *types.TransactionCanceledException, ops []store.
 	return canceled
 }
 
-// part returns op as an item of a transaction. If expired is true, an addition overwrites the stored item.
+// part returns op as one item of a transaction request. If expired is true, an addition replaces the stored item.
 func (db *DB) part(op store.Op, expired bool) types.TransactWriteItem {
 	e := &expression{}
 	table := aws.String(db.names[op.Item.Table])
