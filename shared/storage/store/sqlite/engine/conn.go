@@ -13,11 +13,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Conn is one connection to the file, for one goroutine at a time.
+// Conn is a connection to the SQLite file. Only one goroutine may use it at a time.
 type Conn struct {
 	db *sqlite.Conn
-	// stmts caches the prepared statements. The cache of zombiezen.com/go/sqlite clears the bindings each time that a statement is used, and
-	// SQLite then has to prepare some statements again.
+	// stmts caches prepared statements by their SQL. The cache of zombiezen.com/go/sqlite clears the bindings each time that a statement
+	// is used, and SQLite then has to prepare some statements again.
 	stmts map[string]*Stmt
 }
 
@@ -59,8 +59,9 @@ func (c *Conn) Exec(sql string) error {
 	return nil
 }
 
-// Stmt returns the connection's statement for sql, which it prepares at the first use. The next [Stmt.Step] or [Stmt.Exec] reports a
-// failure. The caller must reset the statement, with [Stmt.Exec] or [Stmt.Reset], before it is used again.
+// Stmt returns the prepared statement for sql, which the connection prepares at the first use. If the preparation fails, the next
+// [Stmt.Step] or [Stmt.Exec] returns the error. The caller must reset the statement, with [Stmt.Exec] or [Stmt.Reset], before it is used
+// again.
 func (c *Conn) Stmt(sql string) *Stmt {
 	if s, ok := c.stmts[sql]; ok {
 		return s
@@ -74,7 +75,7 @@ func (c *Conn) Stmt(sql string) *Stmt {
 	return s
 }
 
-// Int runs a statement and returns its integer, or 0 if it returns no row or NULL.
+// Int runs a statement and returns the integer in its first row. It returns 0 if there is no row or the value is NULL.
 func (c *Conn) Int(sql string) (int64, error) {
 	s := c.Stmt(sql)
 	defer s.Reset()
@@ -95,8 +96,10 @@ func (c *Conn) Changes() int { return c.db.Changes() }
 // inTransaction reports whether a transaction is open. SQLite itself rolls a transaction back after some errors.
 func (c *Conn) inTransaction() bool { return !c.db.AutocommitEnabled() }
 
-// checkpoint copies the pages of the write-ahead log into the file. mode is PASSIVE, RESTART or TRUNCATE. frames is the number of
-// pages in the log, and moved is how many are copied so far. Both are 0 while another connection runs a checkpoint.
+// checkpoint copies pages from the write-ahead log into the file. The parameter mode is PASSIVE, RESTART or TRUNCATE.
+//
+// The result frames is the number of pages in the log, and moved is how many of them are copied so far. Both are 0 while another
+// connection runs a checkpoint.
 func (c *Conn) checkpoint(mode string) (frames, moved int, err error) {
 	s := c.Stmt("PRAGMA wal_checkpoint(" + mode + ")")
 	defer s.Reset()
@@ -111,7 +114,8 @@ func (c *Conn) checkpoint(mode string) (frames, moved int, err error) {
 	return int(s.ColumnInt(1)), int(s.ColumnInt(2)), nil
 }
 
-// reset ends the statements and the transaction that the last user of the connection left open, for example after a panic.
+// reset ends the statements and the transaction that the last user of the connection left open, for example after a panic. The connection
+// can then be used again.
 func (c *Conn) reset() {
 	for _, s := range c.stmts {
 		s.Reset()
@@ -125,15 +129,17 @@ func (c *Conn) close() {
 	_ = c.db.Close() // finalizes the statements, and does not fail when the connection is unused
 }
 
-// Stmt is a prepared statement of one connection. Bind all its parameters, numbered from 1, then either call [Stmt.Exec], or
-// [Stmt.Step] for each row and [Stmt.Reset]. The next Step reports a failed binding. Values stay bound after a reset.
+// Stmt is a prepared statement of one connection. Bind all its parameters, which are numbered from 1. Then call either [Stmt.Exec], or
+// [Stmt.Step] for each row and finally [Stmt.Reset].
+//
+// The next Step returns the error of a failed binding. Values stay bound after a reset.
 type Stmt struct {
 	stmt   *sqlite.Stmt
 	sql    string
 	failed error // stmt could not be prepared
 }
 
-// Int binds an integer.
+// Int binds an integer to parameter i.
 func (s *Stmt) Int(i int, v int64) *Stmt {
 	if s.failed == nil {
 		s.stmt.BindInt64(i, v)
@@ -141,7 +147,7 @@ func (s *Stmt) Int(i int, v int64) *Stmt {
 	return s
 }
 
-// Text binds a text.
+// Text binds a text to parameter i.
 func (s *Stmt) Text(i int, v string) *Stmt {
 	if s.failed == nil {
 		s.stmt.BindText(i, v)
@@ -149,7 +155,7 @@ func (s *Stmt) Text(i int, v string) *Stmt {
 	return s
 }
 
-// Blob binds bytes; nil and empty are the empty blob.
+// Blob binds bytes to parameter i. Nil and empty are both stored as the empty blob.
 func (s *Stmt) Blob(i int, v []byte) *Stmt {
 	if s.failed == nil {
 		s.stmt.BindBytes(i, v)
@@ -157,7 +163,7 @@ func (s *Stmt) Blob(i int, v []byte) *Stmt {
 	return s
 }
 
-// Step moves to the next row and reports whether there is one.
+// Step moves to the next row of the result and reports whether there is one.
 func (s *Stmt) Step() (row bool, err error) {
 	if s.failed != nil {
 		return false, s.failed
@@ -169,7 +175,7 @@ func (s *Stmt) Step() (row bool, err error) {
 	return row, nil
 }
 
-// Exec runs the statement to its end and resets it.
+// Exec runs the statement to its end, ignores its rows, and resets it.
 func (s *Stmt) Exec() error {
 	var err error
 	for row := true; row && err == nil; {
@@ -186,13 +192,13 @@ func (s *Stmt) Reset() {
 	}
 }
 
-// ColumnInt returns an integer of the current row. Columns are numbered from 0.
+// ColumnInt returns the integer in column i of the current row. Columns are numbered from 0.
 func (s *Stmt) ColumnInt(i int) int64 { return s.stmt.ColumnInt64(i) }
 
-// ColumnText returns a text of the current row.
+// ColumnText returns the text in column i of the current row.
 func (s *Stmt) ColumnText(i int) string { return s.stmt.ColumnText(i) }
 
-// ColumnBlob returns a copy of a blob of the current row, or nil if it is empty.
+// ColumnBlob returns a copy of the blob in column i of the current row, or nil if it is empty.
 func (s *Stmt) ColumnBlob(i int) []byte {
 	n := s.stmt.ColumnLen(i)
 	if n == 0 {
@@ -203,15 +209,15 @@ func (s *Stmt) ColumnBlob(i int) []byte {
 	return b
 }
 
-// The page caches of the connections in bytes. A reader's cache can be small, because the operating system caches the file too.
+// Sizes of the connections' page caches in bytes. A reader's cache can be small, because the operating system caches the file too.
 const (
 	writerCache = 8 << 20
 	readerCache = 2 << 20
 )
 
-// pageSize is the size of a page in bytes in a new file; a file keeps the size that it was created with. Most rows are smaller than
-// 500 bytes, and a commit writes whole pages. So an event writes a third fewer bytes than with SQLite's default of 4 KiB. Pages of
-// 1 KiB would cost batches 5 to 10 % more CPU time.
+// pageSize is the page size of a new file in bytes; an existing file keeps its page size. A commit writes whole pages, and most rows are
+// smaller than 500 bytes. So an event writes a third fewer bytes than with SQLite's default of 4 KiB, but pages of 1 KiB would cost
+// batches of writes 5 to 10 % more CPU time.
 const pageSize = 2 << 10
 
 func cache(bytes int) string { return "cache_size=-" + strconv.Itoa(bytes>>10) }
@@ -255,12 +261,13 @@ func (e *Engine) openFile(path string, opts Options) (err error) {
 	return e.files.open(path)
 }
 
-// maxQuickCheck is the size in bytes up to which Open checks the whole file. That takes up to 0.2 s.
+// maxQuickCheck is the size in bytes up to which [Open] checks the whole file for damage, which takes up to 0.2 s.
 const maxQuickCheck = 32 << 20
 
-// checkIntact returns an error if the file is damaged. It checks a small file completely, but only the schema and the length of a
-// large one. It checks the length only if noLog says that the write-ahead log is empty, because the log may have the missing
-// pages. Reads find other damage; see [Engine.Health].
+// checkIntact returns an error if the file is damaged. It checks a small file completely, but only the schema and the length of a large
+// one. Reads find other damage; see [Engine.Health].
+//
+// It checks the length only if the parameter noLog says that the write-ahead log is empty, because the log may have the missing pages.
 func checkIntact(c *Conn, path string, noLog bool) error {
 	if _, err := c.Int("SELECT count(*) FROM sqlite_schema"); err != nil {
 		return err
@@ -299,8 +306,8 @@ func (c *Conn) fileSize() (int64, error) {
 	return pages * size, err
 }
 
-// create creates an empty file, unless there is one. Only the owner can read it, because it will hold sealed secrets and payloads. SQLite
-// gives the same mode to its other files.
+// create creates an empty file, unless the file exists. Only the owner can read it, because it will hold sealed secrets and payloads.
+// SQLite gives the same mode to its other files.
 func create(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if os.IsExist(err) {
@@ -312,7 +319,7 @@ func create(path string) error {
 	return f.Close()
 }
 
-// acquire locks an engine's file by means of a second database file, in which it keeps a transaction open. The operating system ends the
+// acquire locks a database with a second database file at path, in which it keeps a transaction open. The operating system ends the
 // transaction with the process.
 func acquire(path string) (*Conn, error) {
 	c, err := openConn(path, "busy_timeout=0", "locking_mode=EXCLUSIVE")
@@ -359,8 +366,8 @@ func (e *Engine) closeConns() {
 	}
 }
 
-// Copy writes a snapshot of the file at path to a new or empty file, without the free pages. An engine that has the file open continues to
-// write. Copy calls begun with the largest size that the copy can have.
+// Copy writes a snapshot of the database at path, without its free pages, to the new or empty file at to. A server that has the database
+// open continues to write. Before it copies, Copy calls begun with the largest size that the copy can have.
 func Copy(ctx context.Context, path, to string, begun func(size int64)) error {
 	db, err := sqlite.OpenConn(path, sqlite.OpenReadWrite) // writable to recover the log of a server that was killed
 	if err != nil {

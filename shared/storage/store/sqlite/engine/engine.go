@@ -1,7 +1,7 @@
-// Package engine runs one SQLite file with one writer for the store (store/sqlite) and the queues (queue/sqlite).
+// Package engine runs one SQLite file with a single writer for the store (store/sqlite) and the queues (queue/sqlite).
 //
-// One goroutine writes. It puts all waiting jobs into one transaction, a group commit, which syncs the file to the disk (WAL,
-// synchronous=FULL). All jobs that arrived during the previous commit share that sync.
+// The writer is a goroutine. It puts all waiting jobs into one transaction, a group commit, so that they share one sync of the file to
+// the disk (WAL, synchronous=FULL). While it commits, jobs for the next commit arrive.
 //
 //	Do, Post ──▶ queue of jobs ──▶ writer: BEGIN, job, job, job, COMMIT ──▶ answers
 //	Read     ──▶ pool of connections, each of which sees the last commit
@@ -33,7 +33,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 )
 
-// Memory, as a path, keeps everything in memory until the engine is closed.
+// Memory is a path for [Open] that keeps the database in memory until the engine is closed.
 const Memory = ":memory:"
 
 // Options are the settings of an [Engine]. The zero value has the defaults.
@@ -47,7 +47,7 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Engine is an open file. Its methods may be called concurrently.
+// Engine is an open SQLite file with its writer. Its methods may be called concurrently.
 type Engine struct {
 	now    func() time.Time
 	log    *slog.Logger
@@ -59,8 +59,8 @@ type Engine struct {
 	gate   sync.RWMutex // held for reading while a job is submitted, so that Close can wait for that
 	closed bool
 	queue  chan *entry
-	// entries recycles entries. It is not a variable of the package, because an entry has a channel, and a channel that was made
-	// in the synctest bubble of one test must not be used in another.
+	// entries is a pool for entries. It is not a variable of the package, because an entry has a channel, and a channel that was made in
+	// the synctest bubble of one test must not be used in another.
 	entries sync.Pool
 
 	lazyMu   sync.Mutex
@@ -83,8 +83,8 @@ type Engine struct {
 	running   sync.WaitGroup
 }
 
-// Open opens the file at path, or [Memory], and starts the writer. The folder must exist. If another engine has the file open, the
-// error is of kind fault.Conflict.
+// Open opens the database at path, which may be [Memory], and starts its writer. The folder of the file must exist. If another engine has
+// the file open, the error is of kind fault.Conflict.
 func Open(path string, opts Options) (*Engine, error) {
 	if opts.Readers <= 0 {
 		opts.Readers = min(2*runtime.GOMAXPROCS(0), 8)
@@ -119,11 +119,11 @@ func Open(path string, opts Options) (*Engine, error) {
 // Now returns the time of the engine's clock.
 func (e *Engine) Now() time.Time { return e.now() }
 
-// Log returns the logger of the engine's failures.
+// Log returns the logger for failures of the file and the disk.
 func (e *Engine) Log() *slog.Logger { return e.log }
 
-// Read calls f with a connection that sees every job whose [Engine.Do] has returned. f must not write with the
-// connection or keep it.
+// Read calls f with a connection for reading. The connection sees the writes of every job whose [Engine.Do] has returned. f must not
+// write with the connection, or use it after f has returned.
 func (e *Engine) Read(ctx context.Context, f func(c *Conn) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -150,7 +150,7 @@ func (e *Engine) Read(ctx context.Context, f func(c *Conn) error) error {
 	return err
 }
 
-// Snapshot reads like [Engine.Read], and all statements of f see the same commit.
+// Snapshot calls f like [Engine.Read], but all statements of f see the same commit.
 func (e *Engine) Snapshot(ctx context.Context, f func(c *Conn) error) error {
 	return e.Read(ctx, func(c *Conn) error {
 		if err := run(c, "BEGIN"); err != nil {
@@ -164,7 +164,7 @@ func (e *Engine) Snapshot(ctx context.Context, f func(c *Conn) error) error {
 	})
 }
 
-// inMemory reports whether the engine is in memory. Then one connection is both the writer and the pool.
+// inMemory reports whether the database is in memory. Its only connection is then both the writer and the pool of readers.
 func (e *Engine) inMemory() bool { return e.lock == nil }
 
 func (e *Engine) lockWriter() *Conn {
@@ -180,7 +180,7 @@ func (e *Engine) unlockWriter() {
 	}
 }
 
-// Close refuses new jobs, commits the waiting ones, and closes the file.
+// Close refuses new jobs, commits the waiting jobs, and closes the file.
 func (e *Engine) Close() error {
 	e.gate.Lock()
 	if e.closed {
@@ -242,7 +242,7 @@ func isBusy(err error) bool {
 	return ok && e.Code.ToPrimary() == sqlite.ResultBusy
 }
 
-// errClosed is returned for work that arrives after [Engine.Close].
+// errClosed is the error for work that arrives after [Engine.Close].
 var errClosed = fault.New(fault.Unavailable, "the database is closed")
 
 // transient has the primary result codes of errors after which the same call may succeed later.
@@ -279,7 +279,7 @@ type Stats struct {
 	Written int64 `json:"written_bytes"`
 }
 
-// Stats returns the counts so far.
+// Stats returns the counts since the engine was opened.
 func (e *Engine) Stats() Stats {
 	return Stats{
 		Commits: e.commits.Load(), Checkpoints: e.checkpointed.Load(),
@@ -297,8 +297,8 @@ type disk struct {
 	methods        map[uintptr]*methods // SQLite's own methods by their address
 }
 
-// methods has SQLite's own methods for a file. The disk keeps a reference to it, because the garbage collector does not see references in
-// C memory and would free it.
+// methods has SQLite's own methods for a file, to which the counting methods forward. A [disk] keeps a reference to it, because the
+// garbage collector does not see references in C memory and would free it.
 type methods struct {
 	sync    func(tls *libc.TLS, file uintptr, flags int32) int32
 	write   func(tls *libc.TLS, file, buf uintptr, n int32, offset sqlite3.Tsqlite3_int64) int32
@@ -306,7 +306,8 @@ type methods struct {
 	address uintptr // of the ioMethods that SQLite calls
 }
 
-// ioMethods are in C memory, because a program that is built with -race crashes when SQLite follows an address into Go's memory.
+// ioMethods is the table of file methods that SQLite calls. It is in C memory, because a program that is built with -race crashes when
+// SQLite follows an address into Go's memory.
 type ioMethods struct {
 	sqlite3.Tsqlite3_io_methods
 	counted uintptr // the address of the methods in Go's memory, which does not move
@@ -320,7 +321,8 @@ var vfs struct {
 	disks    sync.Map // the disks by their ids
 }
 
-// count returns a URI for opening the file at path through d. Close d after the connections.
+// count returns a URI that opens the file at path so that d counts its syncs and written bytes. Close d after the connections to the
+// file.
 func (d *disk) count(path string) string {
 	vfs.register.Do(func() {
 		tls := libc.NewTLS()
@@ -362,7 +364,7 @@ func countOpen(tls *libc.TLS, self, name, file uintptr, flags int32, out uintptr
 	return rc
 }
 
-// replace returns the address of methods that count and then call the methods at the address original.
+// replace returns the address of file methods that count their calls and then call the methods at the address original.
 func (d *disk) replace(tls *libc.TLS, original uintptr) uintptr {
 	d.mu.Lock()
 	defer d.mu.Unlock()

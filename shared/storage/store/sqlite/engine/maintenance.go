@@ -17,19 +17,19 @@ import (
 )
 
 const (
-	// checkpointEvery is how often the engine copies the write-ahead log into the file. A page that many commits have written
-	// since the last time is copied only once.
+	// checkpointEvery is how often the engine copies the write-ahead log into the file. A page that many commits have written since the
+	// last copy is copied only once.
 	checkpointEvery = 500 * time.Millisecond
 	// maxFrames is how many pages the write-ahead log may have before the engine makes SQLite overwrite the log from the
 	// beginning. SQLite does so by itself only at a moment without readers, and until then the log grows.
 	maxFrames = 16384
-	// fewFrames limits the uncopied pages of the log with which the engine begins [startOver], because the readers pause while
-	// startOver copies them.
+	// fewFrames limits how many pages of the log may be uncopied when the engine begins [startOver]. The readers pause while startOver
+	// copies these pages.
 	fewFrames = 512
 )
 
-// runCheckpoints regularly copies the write-ahead log into the file. It uses a connection of the pool, so that no commit waits
-// for it.
+// runCheckpoints regularly copies the write-ahead log into the file. It uses a connection of the readers' pool, so that commits do not
+// wait for it.
 func (e *Engine) runCheckpoints() {
 	tick := time.NewTicker(checkpointEvery)
 	defer tick.Stop()
@@ -52,7 +52,7 @@ func (e *Engine) runCheckpoints() {
 }
 
 func (e *Engine) checkpoint() error {
-	// The write-ahead log grows during a pass, so a few more passes copy most of its new pages.
+	// The write-ahead log grows while its pages are copied, so a few repetitions copy most of the new pages.
 	for range 4 {
 		conn := <-e.pool
 		frames, moved, err := conn.checkpoint("PASSIVE")
@@ -69,7 +69,8 @@ func (e *Engine) checkpoint() error {
 	return e.Post(startOver{e})
 }
 
-// startOver makes SQLite overwrite the write-ahead log from the beginning, which needs a moment without readers and writes.
+// startOver is a [Job] that makes SQLite overwrite the write-ahead log from the beginning. That needs a moment without readers and
+// writes.
 type startOver struct{ e *Engine }
 
 func (startOver) Apply(*Tx) error { return nil }
@@ -95,7 +96,7 @@ const (
 	keepFree = 512
 )
 
-// Shrink gives free pages back to the file system, until at most a quarter of the file, or [keepFree] pages, are free. New rows will soon
+// Shrink returns free pages to the file system, until at most a quarter of the file, or [keepFree] pages, are free. New rows will soon
 // use that many pages again. A file of an earlier release cannot shrink before "PRAGMA auto_vacuum=2; VACUUM" has run on it.
 func (e *Engine) Shrink(ctx context.Context) error {
 	for ctx.Err() == nil {
@@ -131,8 +132,8 @@ func (v *vacuum) Apply(tx *Tx) error {
 
 func (*vacuum) Done(error) {}
 
-// Rewrite rewrites the file and empties the write-ahead log, so that both lose the remains of deleted rows. Writer and readers
-// pause meanwhile.
+// Rewrite rewrites the file and empties the write-ahead log, so that both lose the remains of deleted rows. Reads and writes wait until
+// it is done.
 func (e *Engine) Rewrite(ctx context.Context) error {
 	if e.inMemory() {
 		return nil
@@ -169,7 +170,7 @@ func (r rewrite) Done(err error) {
 	r.done <- err
 }
 
-// health holds the errors of the last write and checkpoint, and any damage.
+// health holds the errors of the last write and the last checkpoint, and the last error that reported damage of the file.
 type health struct {
 	log *slog.Logger
 
@@ -179,9 +180,9 @@ type health struct {
 	checkpoint error
 }
 
-// Health returns an error if the last write or checkpoint failed because of the file or the disk, or if the file is damaged, was
-// removed or was replaced. [Options.Log] gets the cause. While writes fail, the engine tries a write every half second, so that
-// Health also recovers on an idle server.
+// Health returns an error if the last write or checkpoint failed because of the file or the disk, or if the file is damaged, removed or
+// replaced. The engine logs the cause. While writes fail, the engine tries a write every half second, so that Health also recovers on an
+// idle server.
 func (e *Engine) Health() error {
 	if err := e.files.check(); err != nil {
 		return err
@@ -200,7 +201,7 @@ func (e *Engine) Health() error {
 	return nil
 }
 
-// blames reports whether an error is about the file or its disk, and whether the file is damaged.
+// blames reports whether an error is about the file or its disk. It also reports whether the error says that the file is damaged.
 func blames(err error) (is, damaged bool) {
 	se, ok := errors.AsType[*Error](err)
 	if !ok {
@@ -211,7 +212,7 @@ func blames(err error) (is, damaged bool) {
 	return damaged || transient[primary] && primary != sqlite.ResultInterrupt, damaged
 }
 
-// note records err, the outcome of a write or a checkpoint, in *to, which is h.write or h.checkpoint. It logs when failures begin
+// note records the outcome of a write or a checkpoint. The parameter to points to h.write or h.checkpoint. note logs when failures begin
 // and end, and ignores errors that are not about the file.
 func (h *health) note(to *error, err error) {
 	is, damaged := blames(err)
@@ -253,7 +254,7 @@ func (h *health) writing() bool {
 	return h.write == nil
 }
 
-// probe tests whether writes succeed. It writes the schema version that the file already has.
+// probe is a [Job] that tests whether writes succeed. It writes the schema version that the file already has.
 type probe struct{}
 
 func (probe) Apply(tx *Tx) error {
@@ -272,11 +273,11 @@ func (e *Engine) probe() {
 	}
 }
 
-// errRemoved is returned while the database or its log is not at its path. The system keeps an open file that was removed or replaced, so
-// writes to it would succeed, but would be lost when the engine closes.
+// errRemoved is the error while the database file or its log is missing at its path. The operating system keeps an open file that was
+// removed or replaced, so writes to it would succeed, but would be lost when the engine closes.
 var errRemoved = fault.New(fault.Unavailable, "the database was removed or replaced while it was open")
 
-// presence detects that the database or its write-ahead log was removed or replaced. The zero value is for an engine in memory.
+// presence detects that the database file or its write-ahead log was removed or replaced. The zero value is for an engine in memory.
 type presence struct {
 	path string
 	log  *slog.Logger
@@ -296,7 +297,7 @@ func (p *presence) open(path string) error {
 	return nil
 }
 
-// check returns errRemoved if one of the engine's files was removed or replaced, until it is moved back.
+// check returns [errRemoved] if the database file or its log was removed or replaced. It returns nil again after the file was moved back.
 func (p *presence) check() error {
 	if p.path == "" {
 		return nil
@@ -318,9 +319,8 @@ func (p *presence) check() error {
 	return nil
 }
 
-// isMissing reports whether the file at path was removed or replaced since an earlier call stored it in *known. If *known is nil,
-// isMissing stores the file there. If the file cannot be examined, for example because a permission is missing, it counts as the
-// same file.
+// isMissing reports whether the file at path was removed or replaced since an earlier call stored its state in *known. If *known is nil,
+// isMissing stores the state there. If the file cannot be examined, for example because a permission is missing, it counts as present.
 func isMissing(path string, known *os.FileInfo) bool {
 	found, err := os.Stat(path)
 	switch {

@@ -10,44 +10,47 @@ import (
 	"time"
 )
 
-// Job is work for the writer. The writer calls both methods, for one job at a time, so jobs may share state without locks.
+// Job is work for the writer, the only goroutine that writes to the file. The writer calls the methods of one job at a time, so jobs may
+// share state without locks.
 type Job interface {
 	// Apply does the work in a transaction that other jobs may share. If Apply returns an [*Error], because SQLite failed, the transaction is
 	// rolled back, and the writer may call Apply again in a transaction without other jobs. If Apply returns another error, only this job
 	// fails, so it must not have written anything.
 	Apply(tx *Tx) error
-	// Done receives the outcome. After an error, the job has written nothing. Done must return quickly and must not submit jobs.
+	// Done receives the outcome of the job. After an error, the job has written nothing. Done must return quickly and must not submit
+	// jobs.
 	Done(err error)
 }
 
-// Tx is the transaction that a job is applied in.
+// Tx is the transaction in which the writer applies a job.
 type Tx struct {
 	*Conn
-	// Now is the time of the commit.
+	// Now is the time of the transaction, which jobs use as the time of the commit.
 	Now time.Time
-	// Attempt is different in each transaction. A job whose transaction was rolled back is applied again in another one, and notices
-	// this by the new number.
+	// Attempt is a number that is different in each transaction. A job whose transaction was rolled back is applied again in another one,
+	// and can tell by the new number.
 	Attempt int64
 }
 
 const (
-	// maxJobs limits the jobs of one commit, and maxQueue limits the queue of further jobs.
+	// maxJobs limits the jobs in one commit, and maxQueue limits the jobs that wait for a later commit.
 	maxJobs  = 512
 	maxQueue = 1024
-	// lazyDelay is how long a job of [Engine.Lazily] waits for another commit to share, which saves a sync.
+	// lazyDelay is how long a job of [Engine.Lazily] waits for the commit of another job. Sharing a commit saves a sync of the disk.
 	lazyDelay = 50 * time.Millisecond
-	// fullBatch is the number of rows at which a batch is committed. More would save little, and events would wait longer for the commit.
+	// fullBatch is the number of rows at which the jobs of [Engine.Batch] are committed. Larger batches would save little, and events
+	// would wait longer for the commit.
 	fullBatch = 32
-	// spacing is the shortest time between two commits while many jobs arrive, so that more jobs share a commit. A commit with
-	// enough jobs does not wait.
+	// spacing is the shortest time between two commits while many jobs arrive, so that more jobs share a commit. A commit does not wait
+	// if it has as many jobs as the constant enough says.
 	spacing = 2 * time.Millisecond
 	enough  = 16
-	// crowded is how many jobs must arrive during a commit, on average, for the next commit to wait for spacing. If events
-	// arrive one after the other, no job arrives during a commit, so there is no waiting.
+	// crowded is how many jobs must arrive during a commit, on average, before commits wait for [spacing]. If events arrive one after the
+	// other, no job arrives during a commit, so commits do not wait.
 	crowded = 1
 )
 
-// The states of an entry. Either the writer takes it or its caller abandons it, whichever is first.
+// The states of an entry. Either the writer takes the entry, or its caller abandons it because the caller's context ended.
 const (
 	waiting int32 = iota
 	taken
@@ -98,12 +101,12 @@ func (e *Engine) Post(job Job) error {
 	return e.submit(context.Background(), &entry{job: job})
 }
 
-// Lazily submits a job for which no caller waits. The job shares the next commit, or gets its own after fifty milliseconds. The
-// engine does not limit the number of such jobs, so callers must limit theirs.
+// Lazily submits a job whose outcome no caller waits for. The job shares the next commit, or gets its own commit after fifty
+// milliseconds. The engine does not limit the number of such jobs, so callers must limit them.
 func (e *Engine) Lazily(job Job) error { return e.Within(lazyDelay, job) }
 
-// Within submits a job like [Engine.Lazily], with another delay. It does not wait for the writer, so callers may hold a lock that Job.Done
-// takes.
+// Within submits a job like [Engine.Lazily], with another delay. It does not wait for the writer, so a caller may hold a lock that the
+// job's Done takes.
 func (e *Engine) Within(delay time.Duration, job Job) error {
 	by := time.Now().Add(delay)
 	e.lazyMu.Lock()
@@ -120,7 +123,8 @@ func (e *Engine) Within(delay time.Duration, job Job) error {
 	return nil
 }
 
-// setAlarm makes the writer wake when the first lazy job or the batch must be committed. The caller holds lazyMu.
+// setAlarm makes the writer wake up when the first job of [Engine.Lazily] or the batch of [Engine.Batch] must be committed. The caller
+// holds lazyMu.
 func (e *Engine) setAlarm() {
 	by := e.lazyBy
 	if b := e.batch.by; by.IsZero() || !b.IsZero() && b.Before(by) {
@@ -131,10 +135,10 @@ func (e *Engine) setAlarm() {
 	}
 }
 
-// BatchJob is a job that waits for others of its kind, so that they write each page of the file only once.
+// BatchJob is a job for [Engine.Batch], which commits such jobs together, so that they write each page of the file only once.
 type BatchJob interface {
 	Job
-	// Before reports whether this job must be applied before another job that was submitted later.
+	// Before reports whether this job must be applied before the other job, which was submitted later.
 	Before(other Job) bool
 }
 
@@ -144,9 +148,12 @@ type batch struct {
 	by      time.Time // when the entries must be committed; zero if there are no entries
 }
 
-// Batch submits a job for which no caller waits, and holds it back to commit it together with other batch jobs: until their weights add up
-// to [fullBatch], until the writer takes a job that one of them must precede, or for about fifty milliseconds. The weight of a job is the
-// number of rows that it writes.
+// Batch submits a job whose outcome no caller waits for. It holds the job back to commit it together with other jobs of Batch, until one
+// of these cases:
+//
+//   - The weights of the jobs add up to [fullBatch]. The weight of a job is the number of rows that it writes.
+//   - The writer takes a job that one of them must precede.
+//   - About fifty milliseconds have passed.
 func (e *Engine) Batch(job BatchJob, weight int) error {
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
@@ -163,9 +170,11 @@ func (e *Engine) Batch(job BatchJob, weight int) error {
 	return nil
 }
 
-// takeLazy puts the waiting lazy jobs in front of the group, which are the other jobs of the next commit, so that a caller that
-// submits a lazy job and then another one gets the outcome of the lazy job first. It does the same with the batch jobs if they
-// need not wait longer. If end is true, because the engine closes, takeLazy takes all batch jobs.
+// takeLazy adds the waiting jobs of [Engine.Lazily] to the front of group, which has the other jobs of the next commit. So a caller that
+// submits a lazy job and then another one gets the outcome of the lazy job first. It also adds the jobs of [Engine.Batch] if they need
+// not wait longer.
+//
+// The parameter end says that the engine closes. takeLazy then takes all jobs.
 func (e *Engine) takeLazy(group []*entry, end bool) []*entry {
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
@@ -209,7 +218,8 @@ func (e *Engine) submit(ctx context.Context, en *entry) error {
 	}
 }
 
-// write runs the writer until the queue is closed and empty. While a commit is written to the disk, the jobs of the next one arrive.
+// write is the writer's goroutine. It runs until the queue is closed and empty. While it writes a commit to the disk, jobs for the next
+// commit arrive.
 func (e *Engine) write() {
 	defer e.alarm.Stop()
 	group := make([]*entry, 0, maxJobs)
@@ -244,7 +254,7 @@ type pace struct {
 	crowd float64   // a moving average of the jobs that arrived during a commit
 }
 
-// wait returns a channel that receives when the commit may begin, or nil if it may begin immediately.
+// wait returns a channel that receives a value when the commit may begin, or nil if the commit may begin immediately.
 func (p *pace) wait() <-chan time.Time {
 	now := time.Now()
 	since := now.Sub(p.last)
@@ -262,7 +272,8 @@ func (p *pace) wait() <-chan time.Time {
 
 func (p *pace) committed(late int) { p.crowd += (float64(min(late, enough)) - p.crowd) / 8 }
 
-// await adds jobs that arrive to the group, until end receives a value or the group has enough jobs. A nil end means no wait.
+// await adds arriving jobs to the group, until the channel end receives a value or the group has enough jobs to be committed. If end is
+// nil, await does not wait.
 func (e *Engine) await(group []*entry, end <-chan time.Time) []*entry {
 	for end != nil && len(group) < enough {
 		select {
@@ -293,7 +304,7 @@ func (e *Engine) gather(group []*entry) []*entry {
 	return group
 }
 
-// commit applies and commits a group of jobs. It returns how many jobs arrived meanwhile.
+// commit applies a group of jobs and commits them. It returns how many jobs arrived meanwhile.
 func (e *Engine) commit(group []*entry) (arrived int) {
 	conn := e.lockWriter()
 	live := group[:0]
@@ -305,7 +316,7 @@ func (e *Engine) commit(group []*entry) (arrived int) {
 	err := e.attempt(conn, live)
 	arrived = len(e.queue)
 	if err != nil && len(live) > 1 && !isLasting(err) {
-		// One job has made the shared transaction fail. Repeat each job in its own transaction.
+		// One job has made the shared transaction fail. Apply each job again in its own transaction.
 		for i := range live {
 			e.finish(live[i:i+1], e.attempt(conn, live[i:i+1]))
 		}
@@ -325,7 +336,8 @@ func isLasting(err error) bool {
 	return ok && transient[se.Code.ToPrimary()]
 }
 
-// attempt applies jobs in one transaction. After an error, no job has written anything. Otherwise each entry has its own outcome.
+// attempt applies jobs in one transaction. If it returns an error, no job has written anything. Otherwise each entry has the outcome of
+// its own job.
 func (e *Engine) attempt(conn *Conn, group []*entry) (err error) {
 	if err := e.files.check(); err != nil {
 		return err
