@@ -8,10 +8,10 @@
 //	exp   seconds since 1970, 0 is never
 //	val   value
 //
-// In our measurements, tables that are clustered by their key (WITHOUT ROWID) need twice the CPU, because every put splits and
-// rewrites pages of a few items each.
+// In our measurements, tables that are clustered by their key (WITHOUT ROWID) need twice the CPU, because every put splits and rewrites
+// pages of a few items each.
 //
-// Package engine owns the file and its one writer, which the queues of queue/sqlite share.
+// Package engine owns the file and its one writer, which the queues (package queue/sqlite) use too.
 package sqlite
 
 import (
@@ -30,14 +30,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// Memory, as a path, keeps everything in memory.
+// Memory is a path for [Open] that keeps the database in memory.
 const Memory = engine.Memory
 
 // Options are the settings of a [DB]. The zero value has the defaults.
 type Options struct {
-	// Engine has the options of the file and its writer.
+	// Engine has the options of the engine, which owns the file and its writer.
 	Engine engine.Options
-	// SweepEvery is how often expired items are removed; 0 means 30 s, and a negative value means never.
+	// SweepEvery is how often expired items are deleted from the file; 0 means 30 s, and a negative value means never.
 	SweepEvery time.Duration
 }
 
@@ -88,7 +88,7 @@ var tables = func() map[store.Table]*statements {
 	return all
 }()
 
-// Open opens the file at path, or [Memory], and creates the file and its tables if they do not exist.
+// Open opens the database at path, which may be [Memory]. It creates the file and its tables if they do not exist.
 func Open(path string, opts Options) (*DB, error) {
 	e, err := engine.Open(path, opts.Engine)
 	if err != nil {
@@ -140,16 +140,16 @@ func (s *setup) Apply(tx *engine.Tx) error {
 
 func (*setup) Done(error) {}
 
-// Engine returns the file and its writer, which queue/sqlite shares.
+// Engine returns the engine, which owns the file and its writer. The queues (package queue/sqlite) use the same engine.
 func (db *DB) Engine() *engine.Engine { return db.engine }
 
-// Local reports true, because the process owns the file.
+// Local reports true, because only this process uses the file.
 func (db *DB) Local() bool { return true }
 
-// End implements [store.DB]. After a crash it may be up to a tenth of a second later than the last stamp, see [stamps].
+// End implements [store.DB]. After a crash, it may be up to a tenth of a second ahead of the last stamp; see [stamps].
 func (db *DB) End() int64 { return db.stamps.end.Load() }
 
-// Close ends the sweeps, commits the waiting writes and closes the file.
+// Close stops the deletion of expired items, commits the waiting writes and closes the file.
 func (db *DB) Close() error {
 	var err error
 	db.once.Do(func() {
@@ -220,8 +220,8 @@ func get(c *engine.Conn, key store.Key, now int64) (*store.Item, error) {
 	return item, nil
 }
 
-// scan reads the columns ver, exp, counts and val into an item; column is the first of them. It reports false if the item
-// has expired.
+// scan reads the columns ver, exp, counts and val of a row into an item. The parameter column is the number of the first of them. scan
+// returns false if the item has expired.
 func scan(s *engine.Stmt, column int, now int64, item *store.Item) bool {
 	if exp := s.ColumnInt(column + 1); exp != 0 {
 		if exp <= now {
@@ -235,10 +235,10 @@ func scan(s *engine.Stmt, column int, now int64, item *store.Item) bool {
 	return true
 }
 
-// maxPage is the total size of values, in bytes, at which a page of a query ends. DynamoDB ends pages at the same size.
+// maxPage is the total size of values, in bytes, at which a page of [DB.Query] ends. DynamoDB ends pages at the same size.
 const maxPage = 1 << 20
 
-// Query reads one page. Expired items count toward the limit, so that many of them cannot make a page slow.
+// Query implements [store.DB]. Expired items count toward the limit of a page, so that many of them cannot make a page slow.
 func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	if err := q.Check(); err != nil {
 		return store.Page{}, err
@@ -297,8 +297,8 @@ func upper(q store.Query) string {
 	return bound
 }
 
-// Count returns the number of a table's items whose partitions p are in the range from <= p < before. DynamoDB cannot count a
-// range of partitions, so Count is not part of [store.DB].
+// Count returns the number of items in a table whose partitions p are in the range from <= p < before. DynamoDB cannot count a range of
+// partitions, so Count is not part of [store.DB].
 func (db *DB) Count(ctx context.Context, table store.Table, from, before string) (n int64, err error) {
 	err = db.engine.Read(ctx, func(c *engine.Conn) error {
 		s := c.Stmt(tables[table].count)
@@ -312,8 +312,8 @@ func (db *DB) Count(ctx context.Context, table store.Table, from, before string)
 	return n, fault.Wrap(engine.Kind(err), err, "count items of %s", table)
 }
 
-// Contains reports whether the value of any item contains the text. That includes expired items that are not removed yet. It
-// reads the whole file, so it is for commands that run while no server runs.
+// Contains reports whether the value of any item contains the text, including expired items that are still in the file. It reads the
+// whole file, so it is for commands that run while no server runs.
 func (db *DB) Contains(ctx context.Context, text []byte) (found bool, err error) {
 	err = db.engine.Snapshot(ctx, func(c *engine.Conn) error {
 		for _, table := range store.Tables() {
@@ -336,11 +336,11 @@ func (db *DB) Contains(ctx context.Context, text []byte) (found bool, err error)
 // changes much less often, and every request of a session reads the session's item.
 //
 // A cached value is current as long as its counter of commits has not changed. The writer raises the counter before it reports a write as
-// done, so the caller of the write never reads the state from before it. A value is cached with the counter from before its read, so it
-// is not used if a commit has changed the item during or after the read.
+// done, so the caller of the write never reads an older value. A value is cached with the counter from before its read, so it is not used
+// if a commit has changed the item during or after the read.
 type memo struct {
 	subscriptions commits
-	// sessions has 256 counters, selected by the hash of a partition, so that a write to one session does not make the cached
+	// sessions has 256 counters of commits, selected by the hash of a partition, so that a write to one session does not make the cached
 	// values of all sessions stale.
 	sessions [256]commits
 	seed     maphash.Seed
@@ -360,7 +360,7 @@ type keptPage struct {
 	page store.Page
 }
 
-// The cached values take at most 64 MiB: 4,096 items of 8 KiB and 512 pages of 64 KiB.
+// Limits of cached values in bytes. The cache takes at most 64 MiB, because it holds up to 4,096 items of 8 KiB and 512 pages of 64 KiB.
 const (
 	maxKeptItem = 8 << 10
 	maxKeptPage = 64 << 10
@@ -373,7 +373,7 @@ func newMemo() memo {
 	}
 }
 
-// commitsOf returns the counter for a key, or nil if the key's table is not cached.
+// commitsOf returns the counter of commits for a key, or nil if items of the key's table are not cached.
 func (m *memo) commitsOf(key store.Key) *commits {
 	switch key.Table {
 	case store.Subscriptions:
@@ -384,8 +384,8 @@ func (m *memo) commitsOf(key store.Key) *commits {
 	return nil
 }
 
-// commitsOfAll returns the counter that the keys share, or nil. Items with different counters are not read from the cache together, because
-// they might not be from the same commit.
+// commitsOfAll returns the counter of commits that all keys share, or nil. Items with different counters are not read from the cache
+// together, because they might not be from the same commit.
 func (m *memo) commitsOfAll(keys []store.Key) (shared *commits) {
 	for i, key := range keys {
 		of := m.commitsOf(key)
@@ -397,8 +397,8 @@ func (m *memo) commitsOfAll(keys []store.Key) (shared *commits) {
 	return shared
 }
 
-// noteWrite raises the counters of the items that a transaction may have changed, so that their cached values become stale. It
-// does so even if the transaction failed, which only costs another read.
+// noteWrite raises the counters of the items that a transaction may have changed, so that their cached values become stale. It does so
+// even after a failed transaction, which only costs another read.
 func (m *memo) noteWrite(ops []store.Op) {
 	for i := range ops {
 		if of := m.commitsOf(ops[i].Item.Key); of != nil && ops[i].Kind != store.OpCheck {
@@ -407,8 +407,8 @@ func (m *memo) noteWrite(ops []store.Op) {
 	}
 }
 
-// get returns the cached items of keys and true if all of them are cached and current. The counter is the one that the keys
-// share, or nil.
+// get returns the cached items of the keys, and true if all of them are cached and current. The parameter counter is the counter of
+// commits that the keys share, or nil.
 func (m *memo) get(counter *commits, keys []store.Key, now time.Time) ([]*store.Item, bool) {
 	if counter == nil {
 		return nil, false
@@ -428,7 +428,7 @@ func (m *memo) get(counter *commits, keys []store.Key, now time.Time) ([]*store.
 	return items, true
 }
 
-// keepItems caches items. at is the value that their counter had before they were read.
+// keepItems caches items. The parameter at is the value of their counter of commits before they were read.
 func (m *memo) keepItems(at uint64, keys []store.Key, items []*store.Item) {
 	for i, key := range keys {
 		if items[i] != nil && len(items[i].Value) > maxKeptItem {
@@ -473,7 +473,7 @@ func copyPage(page store.Page, now time.Time) store.Page {
 	return page
 }
 
-// shareItem returns a copy that shares the bytes of the value, so callers must not change these bytes.
+// shareItem returns a copy of an item. The copy shares the bytes of the value, so callers must not change these bytes.
 func shareItem(it store.Item) store.Item {
 	it.Counts = maps.Clone(it.Counts)
 	it.Value = slices.Clip(it.Value)
@@ -522,9 +522,9 @@ func (w *watchers) remove(partition string, ch chan struct{}) {
 	}
 }
 
-// notify tells the watchers about a commit and its stamp, and raises [DB.End]. It stores the watchers' stamp first, then raises the
-// end, and then notifies. So a watcher that reads the end and then calls written misses no commit up to that end. notify skips a
-// full channel, because its watcher already has a notification.
+// notify tells the watchers about a commit and its stamp, and raises [DB.End]. It stores the stamp for the watchers before it raises the
+// end, so that a watcher that reads the end and then calls written misses no commit. It skips a full channel, because its watcher already
+// has a notification.
 func (w *watchers) notify(ops []store.Op, stamp int64, end *atomic.Int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

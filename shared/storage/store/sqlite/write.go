@@ -16,8 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// Write implements [store.DB]. It may share its commit with other writes, but a conflict in one of them does
-// not affect the others.
+// Write implements [store.DB]. It may share its commit with other writes, but a conflict in one write does not affect the others.
 func (db *DB) Write(ctx context.Context, ops ...store.Op) error { return db.write(ctx, ops, true) }
 
 func (db *DB) write(ctx context.Context, ops []store.Op, wait bool) error {
@@ -33,10 +32,10 @@ func (db *DB) write(ctx context.Context, ops []store.Op, wait bool) error {
 	return db.submit(ctx, ops, wait)
 }
 
-// bulk limits the operations of one job, so that other writes do not wait long.
+// bulk limits the operations in one job of [DB.WriteAll], so that other writes do not wait long for it.
 const bulk = 250
 
-// WriteAll applies the operations in their order, in several jobs if there are many.
+// WriteAll implements [store.DB]. It applies the operations in their order, in several jobs of the engine if there are many.
 func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 	return db.writeAll(ctx, ops, true)
 }
@@ -64,7 +63,7 @@ func (db *DB) writeAll(ctx context.Context, ops []store.Op, wait bool) error {
 	return nil
 }
 
-// Unhurried returns the store for [store.Unhurried].
+// Unhurried returns the store for writes for which no caller waits; see [store.Unhurried].
 func (db *DB) Unhurried() store.DB { return unhurried{db} }
 
 // unhurried is the store for writes for which no caller waits.
@@ -90,7 +89,7 @@ func (db *DB) submit(ctx context.Context, ops []store.Op, wait bool) error {
 	w.db, w.ops, w.tables = db, ops, tablesOf(ops)
 	err := db.engine.Do(ctx, w)
 	if err != nil && !errors.Is(err, store.ErrConflict) {
-		// If the caller gave up, the writer may still have w, so do not reuse w.
+		// If the context of the caller ended, the writer may still use w, so w must not be reused.
 		return fault.Wrap(engine.Kind(err), err, "write %d items, the first to %s", len(ops), ops[0].Item.Table)
 	}
 	*w = write{}
@@ -98,8 +97,8 @@ func (db *DB) submit(ctx context.Context, ops []store.Op, wait bool) error {
 	return err
 }
 
-// write is an [engine.Job]. Each item occurs at most once, so all conditions can be tested before the first change, and a conflict leaves
-// nothing to undo.
+// write is an [engine.Job] that applies the operations of one write. In a write with conditions, each item occurs at most once, so all
+// conditions can be tested before the first change. So a conflict leaves nothing to undo.
 type write struct {
 	db        *DB
 	ops       []store.Op
@@ -109,7 +108,7 @@ type write struct {
 	unhurried bool    // no caller waits for the outcome
 }
 
-// state is the part of a stored item that conditions and counts depend on.
+// state has the fields of a stored item that conditions and counts depend on.
 type state struct {
 	exists  bool // false for an expired item
 	version int64
@@ -148,8 +147,8 @@ func (w *write) Apply(tx *engine.Tx) error {
 	return nil
 }
 
-// Before implements [engine.BatchJob]. Writes to the same table keep their order. Before does not read the other job's operations, because
-// the caller of that job may have given up and may reuse them.
+// Before implements [engine.BatchJob], so that writes to the same table keep their order. It does not read the other job's operations,
+// because the caller of that job may have given up and may reuse them.
 func (w *write) Before(other engine.Job) bool {
 	later, ok := other.(*write)
 	return ok && w.tables&later.tables != 0
@@ -237,7 +236,7 @@ func put(c *engine.Conn, key store.Key, sort string, item *store.Item) error {
 		Text(5, encodeCounts(item.Counts)).Blob(6, item.Value).Exec()
 }
 
-// seconds returns an item's expiry as it is stored. 0 means never, so an expiry before 1970 is stored as 1.
+// seconds returns an item's expiry as the file stores it, in seconds since 1970. 0 means never, so an expiry before 1970 is stored as 1.
 func seconds(item *store.Item) int64 {
 	if item.Expires.IsZero() {
 		return 0
@@ -245,7 +244,7 @@ func seconds(item *store.Item) int64 {
 	return max(item.Expires.Unix(), 1)
 }
 
-// count adds to the counts of an item. It replaces an expired item.
+// count adds to the counts of an item. If the item has expired, count replaces it.
 func count(c *engine.Conn, op *store.Op, found *state) error {
 	counts := maps.Clone(found.counts)
 	if counts == nil {
@@ -300,11 +299,11 @@ func decodeCounts(text string) map[string]int64 {
 	return counts
 }
 
-// maxSpan is the maximum of [store.Op.Span].
+// maxSpan is the largest allowed [store.Op.Span].
 const maxSpan = 1 << 20
 
-// checkStamps checks the operations at [store.AtCommit]. oneCommit says that all operations are in one commit, because only then
-// two of them can share a stamp.
+// checkStamps returns an error if an operation at [store.AtCommit] is not allowed. The parameter oneCommit says that all operations are
+// in one commit, because only then can two of them share a stamp.
 func checkStamps(ops []store.Op, oneCommit bool) error {
 	for i := range ops {
 		op := &ops[i]
@@ -321,8 +320,8 @@ func checkStamps(ops []store.Op, oneCommit bool) error {
 	return nil
 }
 
-// canShare reports whether op can use the stamp of an earlier operation. All earlier operations with a stamp must be in other
-// partitions, because otherwise two items would have the same key.
+// canShare reports whether op can use the stamp of an earlier put at [store.AtCommit]. All earlier operations with a stamp must be in
+// other partitions, because otherwise two items would have the same key.
 func canShare(earlier []store.Op, op *store.Op) bool {
 	stamped := false
 	for i := range earlier {
@@ -336,10 +335,10 @@ func canShare(earlier []store.Op, op *store.Op) bool {
 	return stamped
 }
 
-// stamps makes the sort keys of [store.AtCommit]. Only the writer of the engine calls it.
+// stamps makes the sort keys for puts at [store.AtCommit]. Only the engine's writer calls it.
 //
-// Each stamp must be greater than every earlier one, even after a restart with a clock that was set back. So the file holds a
-// limit that no stamp may exceed, and a restart continues after that limit.
+// Each stamp must be greater than every earlier one, even after a restart with a clock that was set back. So the file holds a limit that
+// no stamp may exceed, and after a restart the stamps continue after that limit.
 type stamps struct {
 	last    int64
 	limit   int64 // the committed limit
@@ -360,7 +359,7 @@ func (s *stamps) load(tx *engine.Tx) error {
 	return err
 }
 
-// next reserves span stamps, at least one, and returns the last of them as a sort key. If span is
+// next reserves as many stamps as the parameter span says, at least one, and returns the last of them as a sort key. For
 // [store.SameStamp], it returns the previous stamp again.
 func (s *stamps) next(tx *engine.Tx, span int) (string, error) {
 	if span != store.SameStamp {
@@ -389,7 +388,7 @@ func (s *stamps) writeLimit(tx *engine.Tx, limit int64) error {
 
 func (s *stamps) committed() { s.limit = s.written }
 
-// closeStamps lowers the stored limit to the last stamp, so that the next process continues directly after it.
+// closeStamps is an [engine.Job] that lowers the stored limit to the last stamp, so that the next process continues directly after it.
 type closeStamps struct{ *stamps }
 
 func (s closeStamps) Apply(tx *engine.Tx) error {
@@ -401,11 +400,11 @@ func (s closeStamps) Apply(tx *engine.Tx) error {
 
 func (closeStamps) Done(error) {}
 
-// sweepStep is the number of items that one job removes. It is small, because other writes wait for the job, and each item may be
-// on a different page.
+// sweepStep is the number of expired items that one job deletes. It is small, because other writes wait for the job, and each item may be
+// on a different page of the file.
 const sweepStep = 200
 
-// runSweeps removes expired items regularly until ctx ends, and gives their room back to the file system.
+// runSweeps regularly deletes expired items and returns their room in the file to the file system, until ctx ends.
 func (db *DB) runSweeps(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -459,7 +458,7 @@ func (j *sweepJob) Apply(tx *engine.Tx) error {
 
 func (*sweepJob) Done(error) {}
 
-// Scrub implements [store.Scrub].
+// Scrub implements [store.Scrub] by rewriting the file.
 func (db *DB) Scrub(ctx context.Context) error {
 	return fault.Wrap(fault.Unavailable, db.engine.Rewrite(ctx), "rewrite the file")
 }
