@@ -12,10 +12,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// model is a map that behaves as a store must. It drops expired items, because readers cannot tell them from absent ones.
+// model is a map of items that behaves as a store must. It drops expired items, because readers cannot tell them from absent ones.
 type model map[store.Key]store.Item
 
-// apply applies operations as [store.DB.Write] must. It reports false if there is a conflict.
+// apply applies operations to the map as [store.DB.Write] must do. It returns false if there is a conflict.
 func (m model) apply(ops []store.Op) bool {
 	for _, op := range ops {
 		item, exists := m[op.Item.Key]

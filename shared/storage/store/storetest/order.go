@@ -25,7 +25,7 @@ func stamped(b *bench, partition string, span int) store.Op {
 	return op
 }
 
-// log returns the stamps of all items in a partition of the table [store.Log].
+// log returns the stamps (see [store.AtCommit]) of all items in a partition of the table [store.Log].
 func (b *bench) log(partition string) []int64 {
 	b.Helper()
 	items, _ := b.pages(store.Query{Table: store.Log, Partition: b.prefix + partition})
@@ -246,7 +246,7 @@ var cancelCases = []testCase{
 	}},
 }
 
-// mixed has sort keys that are in a different order when they are compared as bytes, letters or numbers.
+// mixed has sort keys whose order depends on whether they are compared as bytes, letters or numbers.
 var mixed = []string{"a", "B", "10", "9", "Z", "z", "é", "e", "~", "!", "a#1", "a#10", "a#2", "😀", "￿", "A", "aa", "a\x00"}
 
 var queryCases = []testCase{
@@ -339,7 +339,7 @@ var queryCases = []testCase{
 	}},
 }
 
-// listCases are cases with the queries of the admin API's lists, of manual retries and of erasures.
+// listCases has cases with the queries that the admin API's lists, manual retries and erasures make.
 var listCases = []testCase{
 	{"newest_first_within_a_span_among_expired_items", func(b *bench) {
 		stamp := func(i int) string { return fmt.Sprintf("%016d", 1_800_000_000_000_000+i) }

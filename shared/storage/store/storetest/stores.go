@@ -10,8 +10,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Hooked is a store that calls functions before its own methods. If a function returns an error, so does the method. Each
-// function may be nil.
+// Hooked is a store that calls a function, which may be nil, before each of the methods Query, Write and WriteAll. If the function
+// returns an error, the method returns it.
 type Hooked struct {
 	store.DB
 	OnQuery             func() error
@@ -48,15 +48,16 @@ func (h Hooked) WriteAll(ctx context.Context, ops ...store.Op) error {
 	return h.DB.WriteAll(ctx, ops...)
 }
 
-// Faulty is a store that disturbs one of its calls: number At, counted from 1. To disturb each call of an operation, a test
-// repeats the operation with a greater At each time, until it makes fewer calls than At.
+// Faulty is a store that disturbs one of its calls: the call with the number At, counted from 1. To disturb each call of an operation in
+// turn, a test repeats the operation with a greater At each time, until the operation makes fewer calls than At.
 type Faulty struct {
 	store.DB
 	At, Calls int
-	// Meanwhile runs before the call. If it is nil, the call fails instead: before its writes or, if Late is true, after them.
+	// Meanwhile, if not nil, runs before the disturbed call. If it is nil, the call fails instead: before its writes or, if Late is true,
+	// after them.
 	Meanwhile func()
 	Late      bool
-	// Dies makes all later calls fail, too, as if the process had died.
+	// Dies makes all calls after the disturbed one fail too, as if the process had died.
 	Dies bool
 
 	mu sync.Mutex // guards Calls while calls are running
@@ -101,7 +102,8 @@ func (f *Faulty) WriteAll(ctx context.Context, ops ...store.Op) error {
 	return f.do(true, func() error { return f.DB.WriteAll(ctx, ops...) })
 }
 
-// Unordered is a store like DynamoDB: it does not stamp keys, and other processes write to it, too.
+// Unordered is a store that behaves like the store in DynamoDB: it does not support stamps (see [store.AtCommit]), and other processes
+// may write to it too.
 type Unordered struct{ store.DB }
 
 // Local implements [store.DB].
@@ -110,7 +112,7 @@ func (Unordered) Local() bool { return false }
 // End implements [store.DB].
 func (Unordered) End() int64 { return 0 }
 
-// Slow is an [Unordered] store in which each Get, Query and Write takes the time Took.
+// Slow is an [Unordered] store whose methods Get, Query and Write take the time Took.
 type Slow struct {
 	Unordered
 	Took time.Duration

@@ -1,6 +1,6 @@
-// Package storetest is the suite that every adapter of [store.DB] passes.
+// Package storetest is the test suite for all implementations of [store.DB].
 //
-// Cases run in parallel and write little, because the emulator of DynamoDB is slow. Each case uses its own partitions, so that all
+// The cases run in parallel and write little, because the emulator of DynamoDB is slow. Each case uses its own partitions, so that all
 // cases may share one database, which need not be empty.
 package storetest
 
@@ -20,8 +20,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
-// Run tests the stores that open returns. open is called once for each case, may return the same store every time, and closes it with
-// t.Cleanup.
+// Run tests the stores that open returns. It calls open once for each case. The function open may return the same store every time, and
+// closes it with t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) store.DB) {
 	for _, group := range []struct {
 		name  string
@@ -56,8 +56,8 @@ type testCase struct {
 	run  func(b *bench)
 }
 
-// ifStamps returns cases that run only on stores whose [store.DB.Local] is equal to stamps, because only a local store has
-// stamps.
+// ifStamps returns cases that run only on stores whose [store.DB.Local] is equal to the parameter stamps, because only a local store has
+// stamps (see [store.AtCommit]).
 func ifStamps(stamps bool, cases []testCase) []testCase {
 	var out []testCase
 	for _, c := range cases {
@@ -81,7 +81,7 @@ func newBench(t *testing.T, db store.DB) *bench {
 	return &bench{T: t, db: db, ctx: t.Context(), prefix: rand.Text() + "#"}
 }
 
-// key adds the prefix to the partition, because cases share a database.
+// key returns the key of an item in a partition of this case. It adds a prefix to the partition, because the cases share a database.
 func (b *bench) key(table store.Table, partition, sort string) store.Key {
 	return store.Key{Table: table, Partition: b.prefix + partition, Sort: sort}
 }
@@ -101,7 +101,8 @@ func (b *bench) writeAll(ops ...store.Op) {
 	expect.OK(b, b.db.WriteAll(b.ctx, ops...), "WriteAll of", len(ops))
 }
 
-// checkConflict checks that a write returns [store.ErrConflict], without a kind, so that a caller can choose one with [fault.Wrap].
+// checkConflict checks that a write returns [store.ErrConflict]. The error must have no kind, so that a caller can choose one with
+// [fault.Wrap].
 func (b *bench) checkConflict(what string, ops ...store.Op) {
 	b.Helper()
 	err := b.db.Write(b.ctx, ops...)
