@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Limits on the comparisons for one event and subscription.
+// Limits on the filter values of a subscription, because each event is compared with all of them.
 const (
 	maxFilterValues = 50  // of one filter
 	maxAllValues    = 200 // of all filters of a subscription
@@ -32,7 +32,8 @@ type Filter struct {
 	Span    *Span             `json:"s,omitempty"`
 }
 
-// newFilter reads the argument of a filter: a scalar, a list of scalars of which one must match, or a range if the type allows one.
+// newFilter makes a filter from an argument of a subscription: a scalar, a list of scalars of which one must match, or a range if the
+// parameter ranges allows one.
 func newFilter(pointer string, ranges catalog.RangeType, raw json.RawMessage) (Filter, error) {
 	if bytes.HasPrefix(bytes.TrimSpace(raw), []byte("{")) {
 		span, err := newSpan(ranges, raw)
@@ -92,7 +93,7 @@ func NewPayloads(events []event.Event) []*Payload {
 // decoded payloads may take megabytes.
 var recentPayloads = bounded.NewMap[*event.Event, *Payload](16)
 
-// payloadOf returns the payload of an event. Other streams may use the result concurrently.
+// payloadOf returns a [Payload] for an event. Streams that send the same event may share the result and use it concurrently.
 func payloadOf(e *event.Event) *Payload {
 	p, ok := recentPayloads.Get(e)
 	if !ok {
@@ -145,7 +146,7 @@ func (f Filter) accepts(doc any) bool {
 	return f.values().accept(got)
 }
 
-// values has the values of a filter by type. It is built once, even if the filter has to check all elements of a list.
+// values has the values of a filter by type. It is built once per payload, even if the filter has to check all elements of a list.
 type values struct {
 	texts   map[string]bool
 	globs   []glob
@@ -190,8 +191,8 @@ func (v values) accept(got any) bool {
 	return false
 }
 
-// rounded returns the number that a program reads which decodes numbers as float64, as JavaScript does. For example, such a subscriber can
-// select the id 1234567890123456789 only as 1234567890123456800.
+// rounded returns the value of a number in a program that decodes numbers as float64, for example in JavaScript. Such a subscriber knows
+// the id 1234567890123456789 only as 1234567890123456800, so a filter with this value must match, too.
 func rounded(n json.Number) jsonrpc.Decimal {
 	if len(n) <= 15 && !strings.ContainsAny(string(n), "eE") { // a float64 keeps 15 digits, so most numbers need no rounding
 		return jsonrpc.ParseDecimal(n)
@@ -261,8 +262,8 @@ func Redact(payload json.RawMessage, pointers []string) (json.RawMessage, error)
 // AppendOccurrenceMeta appends the members that _meta of an EventOccurrence has in every delivery mode: the event's URI and arguments. It
 // appends no braces.
 //
-// The arguments are the values of the variables of the event type's URI template, e.g. {"owner":"acme","repo":"web"}. They are left out if
-// the event type is no longer in the catalog (entry is nil), or if its template has changed since the event was published.
+// The arguments are the values of the variables of the event type's URI template, for example {"owner":"acme","repo":"web"}. They are
+// left out if the event type is no longer in the catalog (entry is nil), or if its template has changed since the event was published.
 func AppendOccurrenceMeta(b []byte, e *event.Event, entry *catalog.Entry) []byte {
 	b = jsonrpc.AppendString(append(b, `"`+spec.MetaURI+`":`...), e.URI)
 	if entry == nil {
@@ -321,7 +322,7 @@ func newSpan(ranges catalog.RangeType, raw json.RawMessage) (*Span, error) {
 		}
 		s.Bounds = append(s.Bounds, b)
 	}
-	// Not slices.SortFunc, which would make the binary 12 KB larger for each type.
+	// Do not use slices.SortFunc here, because it would make the binary 12 KB larger for each type.
 	sort.Slice(s.Bounds, func(i, j int) bool { return s.Bounds[i].Op < s.Bounds[j].Op })
 	return s, s.checkNotEmpty()
 }

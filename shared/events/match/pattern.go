@@ -1,9 +1,11 @@
 // Package match decides which events a subscription receives.
 //
-// A client names events by URI (SEP-1803) or by the name of an event type with arguments (MCP Events). [Resolve] and [Select] turn
-// either into a [Pattern]: a concrete URI, a template with open variables, or a parent. The patterns that an event matches are
-// found by their keys. [KeyUnder] returns one key for each [Shape] that is in use, so the cost does not grow with the number of
-// patterns. A [Filter] then selects among a pattern's events by their payload.
+// A client names events by URI (SEP-1803) or by the name of an event type with arguments (MCP Events). [Resolve] makes a [Pattern] from a
+// URI, and [Select] makes one from a name with arguments. A pattern is a concrete URI, a URI template with open variables, or a parent
+// URI, which stands for all URIs below it.
+//
+// The patterns that an event matches are found by their keys. [KeyUnder] returns one key for each [Shape] that is in use, so the cost
+// does not grow with the number of patterns. A [Filter] then selects among a pattern's events by their payload.
 //
 // The package stores nothing. Continue in shared/events/subscription, which keeps subscriptions under their patterns.
 package match
@@ -25,26 +27,27 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Kind tells which events a pattern matches.
+// Kind says which event URIs a pattern matches.
 type Kind string
 
 // The kinds of patterns.
 const (
-	// Concrete is one event URI.
+	// Concrete is the kind of a pattern that matches one event URI.
 	Concrete Kind = "concrete"
-	// Wildcard is a template in which some variables are open, i.e. match any value.
+	// Wildcard is the kind of a template in which some variables are open. An open variable matches any value.
 	Wildcard Kind = "wildcard"
-	// Parent matches the URIs below a proper prefix that ends at a segment border, e.g. event://github/acme.
+	// Parent is the kind of a pattern that matches all URIs below a parent URI. For example, the parent event://github/acme matches
+	// event://github/acme/web, but not event://github/acme2/web.
 	Parent Kind = "parent"
 )
 
 // parentMark is the suffix that distinguishes the key of a parent from the key of an event with the same URI.
 const parentMark = "/**"
 
-// Pattern matches the URIs of events.
+// Pattern describes a set of event URIs.
 type Pattern struct {
 	Kind Kind `json:"k"`
-	// Key identifies the pattern within a workspace. It is the URI, with `*` for an open variable and `/**` after a parent, e.g.
+	// Key identifies the pattern within a workspace. It is the URI, with `*` for an open variable and `/**` after a parent, for example
 	// "event://github/acme/*/push". A canonical URI contains no `*`.
 	Key string `json:"key"`
 	// Entry is the name of the event type. It is empty for a parent.
@@ -62,19 +65,20 @@ func (p Pattern) Partitions(log *eventlog.Log, workspace string) []eventlog.Part
 	return log.PartitionsOf(workspace, p.Key, p.Unordered)
 }
 
-// Shape tells which variables of a template a pattern leaves open or, for a parent, how many segments the pattern has. For each shape, an
-// event matches at most one pattern. So fanout looks up only one key for each shape that is in use, however many patterns there are.
+// Shape says which variables of a template a pattern leaves open or, for a parent, how many segments the pattern has. For each shape, an
+// event matches at most one pattern. So fanout, which finds an event's subscribers, looks up only one key for each shape that is in use,
+// however many patterns there are.
 type Shape struct {
-	// Scope is "entry:" and the name of the event type, or "parents". Shapes are counted per scope.
+	// Scope is "entry:" and the name of the event type, or "parents". The shapes that are in use are counted separately for each scope.
 	Scope string `json:"c"`
-	// Name is "m" followed by the bit mask of the open variables in hexadecimal, e.g. "m5" if the first and the third are open. For a
-	// parent, it is "d" followed by its number of segments, e.g. "d2" for event://github/acme.
+	// Name is "m" followed by the bit mask of the open variables in hexadecimal, for example "m5" if the first and the third are open.
+	// For a parent, it is "d" followed by its number of segments, for example "d2" for event://github/acme.
 	Name string `json:"n"`
 }
 
 const parentsScope = "parents"
 
-// ScopeOf returns the scope of an event type's shapes or, for an empty name, the scope of parents.
+// ScopeOf returns the scope of an event type's shapes or, for an empty name, the scope of parent patterns.
 func ScopeOf(entry string) string {
 	if entry == "" {
 		return parentsScope
@@ -82,11 +86,11 @@ func ScopeOf(entry string) string {
 	return "entry:" + entry
 }
 
-// URI returns the pattern's URI as a client writes it, e.g. "event://github/acme" for the key "event://github/acme/**".
+// URI returns the pattern's URI as a client writes it, for example "event://github/acme" for the key "event://github/acme/**".
 func (p Pattern) URI() string { return strings.TrimSuffix(p.Key, parentMark) }
 
-// CutParent returns the URI of a parent from its pattern's key, e.g. "event://github/acme" for "event://github/acme/**". ok is false if
-// the key belongs to another kind of pattern.
+// CutParent returns the URI of a parent from its pattern's key, for example "event://github/acme" for "event://github/acme/**". It
+// returns false if the key belongs to another kind of pattern.
 func CutParent(key string) (uri string, ok bool) { return strings.CutSuffix(key, parentMark) }
 
 func segments(uri string) []string {
@@ -106,8 +110,8 @@ func InCatalog(cat *catalog.Catalog, uri string) bool {
 	return err == nil
 }
 
-// Resolve returns the patterns for a URI and, for [CheckAccess], the event types that they cover. They can be several, because a URI
-// may be the URI of an event and also a parent of other URIs. For an unknown URI, the error is of kind Invalid.
+// Resolve returns the patterns for a URI and, for [CheckAccess], the event types that they cover. There may be several patterns, because
+// a URI may be the URI of an event and also a parent of other URIs. For an unknown URI, the error is of kind Invalid.
 func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
 	canonical, err := catalog.CanonicalPattern(uri)
 	if err != nil {
@@ -167,10 +171,12 @@ func ForEntry(e *catalog.Entry, vars map[string]string) Pattern {
 
 func maskName(mask int) string { return "m" + strconv.FormatInt(int64(mask), 16) }
 
-// ScopesOf returns the scopes of the patterns that can match events of a type: the type's own scope and the scope of parents.
+// ScopesOf returns the scopes of the patterns that can match events of an event type: the type's own scope and the scope of parent
+// patterns.
 func ScopesOf(entry string) []string { return []string{ScopeOf(entry), parentsScope} }
 
-// KeyUnder returns the key of the pattern with the given shape that matches an event, or false if no such pattern can match it.
+// KeyUnder returns the key of the pattern that has the given shape and matches an event. The other parameters are the event's type,
+// variables and URI. KeyUnder returns false if no pattern with this shape can match the event.
 func KeyUnder(e *catalog.Entry, vars map[string]string, uri string, s Shape) (string, bool) {
 	if s.Scope == parentsScope {
 		depth, err := strconv.Atoi(strings.TrimPrefix(s.Name, "d"))
@@ -203,7 +209,7 @@ func KeyUnder(e *catalog.Entry, vars map[string]string, uri string, s Shape) (st
 	return e.Expand(bound), true
 }
 
-// Matches reports whether an event can match both patterns. The parameters are the keys of the patterns, or the URI of an event.
+// Matches reports whether an event can match both patterns. Each parameter is the key of a pattern or the URI of an event.
 func Matches(a, b string) bool {
 	x, aOpen := strings.CutSuffix(a, parentMark)
 	y, bOpen := strings.CutSuffix(b, parentMark)
@@ -222,7 +228,7 @@ func Matches(a, b string) bool {
 	return true
 }
 
-// CheckAccess returns an error if the principal has no permission for one of the event types that a pattern covers.
+// CheckAccess returns an error if the principal has no permission for at least one of the event types that a pattern covers.
 func CheckAccess(p auth.Principal, access []Access) error {
 	for _, a := range access {
 		if err := a.Entry.Access.Check(p, a.Vars); err != nil {
@@ -236,9 +242,9 @@ func CheckAccess(p auth.Principal, access []Access) error {
 // arguments, for example values for the variables in the event type's URI template.
 type Selection struct {
 	Entry *catalog.Entry
-	// Arguments are canonical, so that equal arguments have equal bytes.
+	// Arguments are the client's arguments in canonical JSON, so that equal arguments have equal bytes.
 	Arguments json.RawMessage
-	// Vars are the bound variables of the template. Other variables match any value.
+	// Vars are the variables of the URI template that have a value. Other variables match any value.
 	Vars    map[string]string
 	Pattern Pattern
 	Filters []Filter
@@ -246,8 +252,8 @@ type Selection struct {
 	Redact []string
 }
 
-// Select checks the arguments of a principal's subscription to an event type. Arguments that are variables of the template bind the
-// URI, and the others filter or redact the events. Errors are of kind Invalid and name the argument.
+// Select makes a [Selection] from an event type and the arguments of a principal's subscription. Arguments that are variables of the
+// template bind the URI, and the others filter or redact the events. Errors about an argument are of kind Invalid and name the argument.
 func Select(e *catalog.Entry, raw json.RawMessage, p auth.Principal) (Selection, error) {
 	args, err := decodeArguments(raw)
 	if err != nil {
@@ -345,8 +351,8 @@ func (s *Selection) RedactedData(e *event.Event) (json.RawMessage, error) {
 	return Redact(e.Data, s.Redact)
 }
 
-// CanonicalArguments sorts the members by name and removes space, so that equal arguments have equal bytes. Absent arguments and
-// null become an empty object.
+// CanonicalArguments returns arguments in canonical JSON, sorted by name and without space, so that equal arguments have equal bytes.
+// Absent arguments and null become an empty object.
 func CanonicalArguments(raw json.RawMessage) (json.RawMessage, error) {
 	members, err := decodeArguments(raw)
 	if err != nil {
@@ -391,7 +397,8 @@ func canonicalJSON(args map[string]json.RawMessage) json.RawMessage {
 	return text
 }
 
-// withCanonicalNumbers replaces the numbers in decoded JSON, and returns the result.
+// withCanonicalNumbers returns decoded JSON with all numbers in canonical form, so that equal numbers have equal bytes. It changes lists
+// and objects in place.
 func withCanonicalNumbers(v any) any {
 	switch v := v.(type) {
 	case json.Number:
