@@ -25,14 +25,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Guard decides where webhooks may be sent. It checks twice. [Guard.checkURL] checks the URL, first to tell subscribers what is
-// wrong with it, and again when a process first sends a request to that URL. [Guard.dialContext] checks each address after DNS
-// resolution, just before connecting, so that changing a name's address does not get around the check.
+// Guard decides where webhooks may be sent. [Guard.checkURL] checks the URL when a client subscribes, and again when a process first
+// sends a request to the URL. [Guard.dialContext] checks each address after DNS resolution and before connecting, so that changing a
+// name's address does not get around the check.
 //
-// The zero value is strict: it allows only https to globally routable addresses on ports 443 and 8443. A Guard must
-// not be changed while in use.
+// The zero value is strict: it allows only https to globally routable addresses on ports 443 and 8443. A Guard must not be changed while
+// in use.
 type Guard struct {
-	// AllowInsecure also allows http, private addresses and all ports, for development. Metadata addresses and BlockedHosts stay refused.
+	// AllowInsecure also allows http, private addresses and all ports, for development. Metadata addresses and BlockedHosts are still
+	// refused.
 	AllowInsecure bool
 	// Ports replaces the default list of allowed ports.
 	Ports []uint16
@@ -43,7 +44,7 @@ type Guard struct {
 	allowNets []netip.Prefix
 	// Resolver resolves names. Nil means the system's resolver.
 	Resolver *net.Resolver
-	// dialed, if set by a test, is called with each address just before connecting to it.
+	// dialed is called with each address before connecting to it. Only tests set it.
 	dialed func(netip.AddrPort)
 }
 
@@ -57,8 +58,10 @@ type blocked string
 
 func (b blocked) Error() string { return "the target is " + string(b) }
 
-// checkURL parses a target and refuses URLs to which we never deliver. It does not resolve names. The error is of kind Invalid and may be
-// shown to the subscriber. The returned URL has a lower-case host and omits the default port.
+// checkURL parses the URL of a webhook's target. The returned URL has a lower-case host and omits the default port.
+//
+// It returns an error if webhooks can never be sent to the URL, but does not resolve names. The error is of kind Invalid and may be shown
+// to the subscriber.
 func (g *Guard) checkURL(raw string) (*url.URL, error) {
 	u, reason := g.check(raw)
 	if reason != "" {
@@ -67,7 +70,7 @@ func (g *Guard) checkURL(raw string) (*url.URL, error) {
 	return u, nil
 }
 
-// check returns the parsed URL, or a description of the problem with it, e.g. "is not https".
+// check returns the parsed URL, or a description of the problem with it, for example "is not https".
 func (g *Guard) check(raw string) (*url.URL, string) {
 	if raw == "" || len(raw) > maxURL {
 		return nil, "is empty or longer than 2048 bytes"
@@ -166,7 +169,8 @@ func (g *Guard) portNames() string {
 // localNames are top-level domains that never lead to the public internet (RFC 6761, 6762, 7686 and 8375, and ICANN's internal).
 var localNames = []string{"localhost", "local", "internal", "home.arpa", "onion", "localdomain", "lan", "intranet", "corp", "home"}
 
-// checkHost describes the problem with a lower-case host, or returns "". brackets is true if the URL had it in brackets.
+// checkHost describes the problem with a lower-case host, or returns "" if there is no problem. The parameter brackets is true if the URL
+// had the host in brackets.
 func (g *Guard) checkHost(host string, brackets bool) string {
 	if a, err := netip.ParseAddr(host); err == nil {
 		if a.Is6() != brackets || a.Is4In6() && !g.AllowInsecure {
@@ -187,7 +191,8 @@ func (g *Guard) checkHost(host string, brackets bool) string {
 			return "has no valid host"
 		}
 	}
-	// Many parsers treat a host whose last label is a number as an IPv4 address in another notation (WHATWG URL, inet_aton).
+	// Refuse a host whose last label is a number, because many parsers treat it as an IPv4 address in another notation (WHATWG URL,
+	// inet_aton).
 	if isNumber(labels[len(labels)-1]) {
 		return "has an address in an unusual spelling"
 	}
@@ -246,8 +251,8 @@ func splitEntry(entry string) (name string, port uint16) {
 	return strings.Trim(entry, "[]"), 0
 }
 
-// dialContext connects to host:port, and refuses each address that is not allowed just before connecting to it. It
-// resolves names as absolute names, so the machine's search list does not apply.
+// dialContext connects to host:port. It checks each address after resolving the name and before connecting. It resolves names as absolute
+// names, so the machine's search list does not apply.
 func (g *Guard) dialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -292,10 +297,11 @@ func (g *Guard) control(network, address string, _ syscall.RawConn) error {
 	return nil
 }
 
-// The ranges that are not globally routable come from code.dny.dev/ssrf, which is generated from the IANA
-// special-purpose registries. It refuses every special IPv4 range, everything outside 2000::/3 in IPv6 (which
-// includes loopback, unique local, link local, v4-mapped, v4-compatible and NAT64), and the special ranges within
-// 2000::/3 (Teredo, 6to4, documentation). This file adds what the registries do not list.
+// special refuses addresses that are not globally routable. Its ranges come from code.dny.dev/ssrf, which is generated from the IANA
+// special-purpose registries. It refuses every special IPv4 range, everything outside 2000::/3 in IPv6 (which includes loopback, unique
+// local, link local, v4-mapped, v4-compatible and NAT64), and the special ranges within 2000::/3 (Teredo, 6to4, documentation).
+//
+// This file adds addresses that the registries do not list.
 var special = ssrf.New(ssrf.WithAnyPort(), ssrf.WithAnyNetwork())
 
 // metadata are the addresses at which cloud providers give credentials to any program on the machine. They are always refused.
@@ -318,7 +324,7 @@ var (
 	compatible = netip.MustParsePrefix("::/96")        // RFC 4291 section 2.5.5.1
 )
 
-// embeddedIPv4 returns the IPv4 address in an IPv6 address, to which a gateway or tunnel may forward traffic.
+// embeddedIPv4 returns the IPv4 address inside an IPv6 address. A gateway or tunnel may forward traffic for the IPv6 address to it.
 func embeddedIPv4(a netip.Addr) (netip.Addr, bool) {
 	if !a.Is6() {
 		return netip.Addr{}, false
@@ -362,10 +368,10 @@ func (g *Guard) checkAddr(a netip.Addr) error {
 	return nil
 }
 
-// An endpoint may send at most answerQuota bytes per running exchange on a connection, plus answerQuota for the time between exchanges,
-// e.g. for a handshake or the unread rest of a response. That is enough for a complete response: a header of at most [maxAnswerHeader], a
-// body of at most [maxAnswer], and whatever fits into the window of an HTTP/2 stream. Each read costs readCost bytes more, so that an
-// endpoint which sends single bytes uses up its quota too.
+// An endpoint may send at most answerQuota bytes per running exchange (a request with its response) on a connection, plus answerQuota for
+// the time between exchanges, for example for a handshake or the unread rest of a response. That is enough for a complete response: a
+// header of at most [maxAnswerHeader], a body of at most [maxAnswer], and the data that fits into the window of an HTTP/2 stream. Each
+// read costs readCost bytes more, so that an endpoint which sends single bytes uses up its quota too.
 //
 // Without this limit, an endpoint could send empty frames (DATA, SETTINGS, PING) forever on an HTTP/2 connection, which stays open after
 // its exchange has timed out. Reading them would keep most of a core busy.
@@ -417,7 +423,8 @@ func (c *conn) count(n int) {
 	c.left = min(c.left+max(0, n)*answerQuota, (c.busy+1)*answerQuota)
 }
 
-// exchange tracks which connection a request uses and how far it got, which the errors of net/http's transport do not tell.
+// exchange tracks which connection a request uses, and whether the request got one in time. The errors of net/http's transport do not say
+// this.
 type exchange struct {
 	trace   httptrace.ClientTrace
 	ctx     context.Context // the exchange's context, because the transport dials with a different one
@@ -465,7 +472,7 @@ func (x *exchange) end() {
 	}
 }
 
-// connLimit limits the open connections, including idle ones. net/http has no such limit in total.
+// connLimit limits the open connections to all hosts together, including idle ones. The settings of net/http cannot limit that.
 type connLimit struct {
 	open    chan struct{} // has an element for each open connection
 	turn    chan struct{} // has an element while an exchange waits for a connection, so that only one at a time closes idle ones
@@ -506,7 +513,7 @@ func (l *connLimit) acquire(x *exchange) error {
 
 func (l *connLimit) release() { <-l.open }
 
-// dial connects to an endpoint when the limit on open connections allows that.
+// dial waits until the limit on open connections allows another connection, and then connects to an endpoint.
 func (s *Sender) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	x := ctx.Value(exchangeKey{}).(*exchange) // the transport keeps the context's values
 	if err := s.conns.acquire(x); err != nil {

@@ -44,7 +44,8 @@ func GenerateKeyset() (private, public []byte, err error) {
 	return writeKeysets(h)
 }
 
-// AddKey, the first step of a key rotation, adds a key that is not used for sealing until every sender has it and [PromoteKey] is called.
+// AddKey adds a key to a private keyset, as the first step of a key rotation. The key is not used for sealing yet. When every sender has
+// the key, call [PromoteKey].
 func AddKey(private []byte) ([]byte, error) {
 	out, _, err := changeKeys(private, "add a sealing key", func(m *keyset.Manager) error {
 		_, err := m.Add(hybrid.DHKEM_X25519_HKDF_SHA256_HKDF_SHA256_AES_256_GCM_Key_Template())
@@ -53,7 +54,7 @@ func AddKey(private []byte) ([]byte, error) {
 	return out, err
 }
 
-// PromoteKey, the second step of a key rotation, makes the newest key seal new secrets. Older keys can still open secrets.
+// PromoteKey makes the newest key of a keyset seal new secrets, as the second step of a key rotation. Older keys can still open secrets.
 func PromoteKey(private []byte) (newPrivate, public []byte, err error) {
 	return changeKeys(private, "promote a sealing key", func(m *keyset.Manager) error {
 		h, err := m.Handle()
@@ -68,8 +69,8 @@ func PromoteKey(private []byte) (newPrivate, public []byte, err error) {
 	})
 }
 
-// DropKeys removes unused keys that are older than the sealing key. inUse reports whether a stored secret begins with the given prefix,
-// which is different for each key. A removed key cannot be restored, so make sure that no process still seals with it.
+// DropKeys removes unused keys that are older than the sealing key. The function inUse reports whether a stored secret begins with the
+// given prefix, which is different for each key. A removed key cannot be restored, so make sure that no process still seals with it.
 func DropKeys(private []byte, inUse func(prefix []byte) (bool, error)) (newPrivate, public []byte, dropped int, err error) {
 	var failed error
 	newPrivate, public, err = changeKeys(private, "remove sealing keys", func(m *keyset.Manager) error {
@@ -181,7 +182,8 @@ func NewSealer(public []byte) (*Sealer, error) {
 // Key returns the prefix that all secrets sealed by the Sealer have. It identifies the Sealer's key.
 func (s *Sealer) Key() []byte { return s.key }
 
-// SealAgain opens a secret with o and seals it with the Sealer's key. It returns nil if the secret is sealed with that key already.
+// SealAgain opens a secret with the Opener o and seals it with the Sealer's key. It returns nil if the secret is already sealed with this
+// key.
 func (s *Sealer) SealAgain(ctx context.Context, sealed []byte, b Binding, o *Opener) ([]byte, error) {
 	if bytes.HasPrefix(sealed, s.key) {
 		return nil, nil
@@ -193,7 +195,7 @@ func (s *Sealer) SealAgain(ctx context.Context, sealed []byte, b Binding, o *Ope
 	return s.Seal(ctx, secret, b)
 }
 
-// Seal encrypts a secret for this binding. The result is 53 bytes longer than the secret.
+// Seal encrypts a secret for a subscription and its target. The result is 53 bytes longer than the secret.
 func (s *Sealer) Seal(_ context.Context, secret []byte, b Binding) ([]byte, error) {
 	sealed, err := s.enc.Encrypt(secret, b.encode())
 	if err != nil {
@@ -202,7 +204,8 @@ func (s *Sealer) Seal(_ context.Context, secret []byte, b Binding) ([]byte, erro
 	return sealed, nil
 }
 
-// openCache limits the opened secrets in memory (12 MB for secrets of 64 bytes). Opening takes a hundred times as long as signing.
+// openCache is the maximum number of opened secrets in memory, which use 12 MB if each has 64 bytes. They are kept because opening a
+// secret takes a hundred times as long as signing with it.
 const openCache = 65_536
 
 // Opener opens secrets that a [Sealer] of the same keyset sealed. It is safe for concurrent use.

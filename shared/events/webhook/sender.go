@@ -39,7 +39,8 @@ const (
 	HeaderTimestamp    = "webhook-timestamp"
 	HeaderSignature    = "webhook-signature"
 	HeaderSubscription = "X-MCP-Subscription-Id"
-	// HeaderHubSignature is also sent with a raw secret (SEP-1803). Like the header of GitHub's webhooks, it contains sha256=HEX.
+	// HeaderHubSignature is the header of an additional signature for subscribers with a raw secret (SEP-1803). Like the header of
+	// GitHub's webhooks, it contains sha256=HEX.
 	HeaderHubSignature = "X-Hub-Signature-256"
 )
 
@@ -62,7 +63,7 @@ type Options struct {
 	UserAgent string
 	// RootCAs replaces the system's certificate authorities.
 	RootCAs *x509.CertPool
-	// Identity, if not nil, adds a v1a signature to each webhook.
+	// Identity, if not nil, adds an ed25519 signature (v1a) to each webhook.
 	Identity *Identity
 	// ConnsPerHost limits the connections to one host and port (default 128). Further requests wait within their timeout.
 	ConnsPerHost int
@@ -84,7 +85,7 @@ type Sender struct {
 	conns     *connLimit
 }
 
-// Request is one attempt of a delivery.
+// Request is one attempt to deliver a webhook.
 type Request struct {
 	// URL is the target. The guard checks the URL, and the address of each new connection to it.
 	URL string
@@ -175,18 +176,17 @@ var contentType = []string{"application/json"}
 // bodyOf returns a body of a type that net/http recognizes as being in memory. net/http then sends header and body in one write.
 func bodyOf(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)) }
 
-// Check returns an error if webhooks can never be sent to a target, without sending anything; see [Guard.checkURL].
+// Check returns an error if webhooks can never be sent to a target. It does not send a request; see [Guard.checkURL].
 func (s *Sender) Check(target string) error {
 	_, err := s.guard.checkURL(target)
 	return err
 }
 
-// Send makes one attempt. It does not follow redirects or use a proxy from the environment, reads at most 16 KiB of the
-// response body, and returns within the timeout regardless of the endpoint's behavior.
+// Send makes one attempt to deliver a webhook. It does not follow redirects or use a proxy from the environment. It reads at most 16 KiB
+// of the response body, and returns within the timeout regardless of the endpoint's behavior.
 //
-// Send repeats the request once, on another connection, in two cases: the endpoint closed a kept connection just as
-// the request was sent, or the sender closed a connection as idle just as the response arrived. The endpoint may then
-// see the same webhook-id twice.
+// Send repeats the request once, on another connection, in two cases: the endpoint closed an idle connection while the request was being
+// sent, or the sender closed a connection as idle while the response was arriving. The endpoint may then see the same webhook-id twice.
 func (s *Sender) Send(ctx context.Context, r Request) Outcome {
 	started := time.Now()
 	o := Outcome{}
@@ -219,7 +219,7 @@ func (s *Sender) post(parent context.Context, r *Request, keep []byte) (answer, 
 		return answer{}, failure
 	}
 	if len(r.Body) > MaxBody {
-		// Treat a body that is too large as if the endpoint had refused it with the status 413, because a retry would be just as useless.
+		// Treat a body that is too large as if the endpoint had refused it with the status 413, because a retry would fail, too.
 		return answer{status: http.StatusRequestEntityTooLarge}, &Failure{HTTP4xx, "the body is larger than 256 KiB and was not sent"}
 	}
 	req := http.Request{
@@ -244,8 +244,8 @@ func onceAgain(body []byte) func() (io.ReadCloser, error) {
 	}
 }
 
-// exchange sends a request and reads the response, within the timeout. If keep is not nil, it appends the response body to keep, as post
-// does.
+// exchange sends a request and reads the response, within the timeout. If keep is not nil, exchange appends the response body to keep.
+// Otherwise it discards the body.
 func (s *Sender) exchange(parent context.Context, req *http.Request, timeout time.Duration, keep []byte) (answer, *Failure) {
 	if timeout <= 0 {
 		timeout = defaultTimeout
@@ -292,14 +292,15 @@ func (s *Sender) exchange(parent context.Context, req *http.Request, timeout tim
 	return a, nil // the status counts even if the body broke off
 }
 
-// endedAsIdle reports whether net/http closed a connection as idle although a response had just arrived on it. For a response without a
-// body, net/http marks the connection as idle before it hands over the response. It does not export these errors, so compare their text.
+// endedAsIdle reports whether net/http closed a connection as idle while a response was arriving on it. For a response without a body,
+// net/http marks the connection as idle before it hands over the response. It does not export these errors, so endedAsIdle compares their
+// text.
 func endedAsIdle(err error) bool {
 	return err != nil && (strings.HasSuffix(err.Error(), "http: CloseIdleConnections called") ||
 		strings.HasSuffix(err.Error(), "http: putIdleConn: too many idle connections"))
 }
 
-// newHeader returns exactly the header fields of docs/reference/webhooks.md, as that page spells them.
+// newHeader returns the headers of a webhook request. They are exactly the headers in docs/reference/webhooks.md, with the same spelling.
 func (s *Sender) newHeader(r *Request) http.Header {
 	at := r.At
 	if at.IsZero() {
@@ -334,7 +335,7 @@ func (s *Sender) newHeader(r *Request) http.Header {
 	return h
 }
 
-// parseTarget returns the URL of a target, which it checks only once. The result is shared between calls and must not be changed.
+// parseTarget checks and parses the URL of a target. It does this only once per URL. The cached result must not be changed.
 func (s *Sender) parseTarget(raw string) (*url.URL, *Failure) {
 	if u, ok := s.targets.Get(raw); ok {
 		return u, nil
@@ -404,8 +405,8 @@ func errnoOfMachine(err error) syscall.Errno {
 			return errno
 		}
 	}
-	// EADDRNOTAVAIL means that no local port is left, but only for an IPv4 address. For IPv6 addresses, a machine without
-	// IPv6 always returns this error, and then the target is simply unreachable.
+	// EADDRNOTAVAIL means that no local port is left, but only for an IPv4 address. For IPv6 addresses, a machine without IPv6 always
+	// returns this error, and it means only that the target is unreachable.
 	if o, ok := errors.AsType[*net.OpError](err); ok && errors.Is(err, syscall.EADDRNOTAVAIL) {
 		if a, ok := o.Addr.(*net.TCPAddr); ok && a.IP.To4() != nil {
 			return syscall.EADDRNOTAVAIL
@@ -425,7 +426,8 @@ func isTLS(err error) bool {
 	return ok
 }
 
-// Category classifies a failure. It is all that subscribers may learn about it (SRF-05), so it never contains what the endpoint sent.
+// Category classifies a failure. Subscribers may learn only the category of a failure (SRF-05), so it never contains data that the
+// endpoint sent.
 type Category string
 
 // Categories of failures.
@@ -446,13 +448,14 @@ const (
 	HTTP5xx Category = "http_5xx"
 	// ChallengeFailed: the endpoint did not echo its verification challenge.
 	ChallengeFailed Category = "challenge_failed"
-	// Aborted: the context given to [Sender.Send] ended. It does not count against the endpoint and is never shown.
+	// Aborted: the context given to [Sender.Send] ended. It does not count against the endpoint and is never shown to subscribers.
 	Aborted Category = "aborted"
-	// Internal: we lacked a resource, e.g. memory or a free connection. It does not count against the endpoint and is never shown.
+	// Internal: this server lacked a resource, for example memory or a free connection. It does not count against the endpoint and is
+	// never shown to subscribers.
 	Internal Category = "internal"
 )
 
-// ToPublished maps a category to one of the six in SEP-3415.
+// ToPublished maps a category of an endpoint's failure to one of the six categories in SEP-3415.
 func (c Category) ToPublished() Category {
 	if c == DNSError || c == Blocked {
 		return ConnectionRefused
@@ -460,13 +463,14 @@ func (c Category) ToPublished() Category {
 	return c
 }
 
-// Outcome is the result of one attempt.
+// Outcome is the result of one attempt to deliver a webhook.
 type Outcome struct {
 	// Status is the HTTP status, or 0 if there was no valid response.
 	Status int
 	// Category is "" after a success: the endpoint answered with a 2xx status.
 	Category Category
-	// RetryAfter is the delay that the endpoint requested with its failure, at most [MaxRetryAfter]. 0 means none.
+	// RetryAfter is the delay that the endpoint requested with its failure, at most [MaxRetryAfter]. It is 0 if the endpoint requested no
+	// delay.
 	RetryAfter time.Duration
 	// Response has the first [MaxKept] bytes of a failed response, if the request asked for them. Only operators may see it (SRF-05).
 	Response string
@@ -481,7 +485,8 @@ const MaxKept = 1 << 10
 // Internal reports whether the outcome says nothing about the endpoint, because the attempt failed on our side or was canceled.
 func (o Outcome) Internal() bool { return o.Category == Aborted || o.Category == Internal }
 
-// Failure describes why an attempt failed. It wraps no error of net/http or crypto/tls, because these quote what the endpoint sent.
+// Failure describes why an attempt failed. It does not wrap errors of net/http or crypto/tls, because their texts quote data from the
+// endpoint.
 type Failure struct {
 	Category Category
 	Detail   string
@@ -500,7 +505,8 @@ func ofStatus(status int) Category {
 	return HTTP5xx
 }
 
-// parseRetryAfter parses a Retry-After header (RFC 9110 section 10.2.3), and limits it to [MaxRetryAfter]. 0 means none or malformed.
+// parseRetryAfter returns the delay in a Retry-After header (RFC 9110 section 10.2.3), limited to [MaxRetryAfter]. It returns 0 for a
+// missing or malformed header.
 func parseRetryAfter(value string, now time.Time) time.Duration {
 	value = strings.TrimSpace(value)
 	if value == "" || len(value) > 64 {

@@ -24,7 +24,7 @@ import (
 )
 
 // Sign returns the webhook-signature header. It contains one v1 signature (HMAC-SHA256 over id, Unix seconds and body) for each key,
-// separated by spaces, so that a receiver can use either secret during a rotation. Without keys it is empty.
+// separated by spaces, so that a receiver can use the old or the new secret during a rotation. Without keys it is empty.
 func Sign(keys [][]byte, id string, at time.Time, body []byte) string {
 	if len(keys) == 1 {
 		return sign(keys[0], id, at, body)
@@ -62,7 +62,7 @@ type Identity struct{ key ed25519.PrivateKey }
 // NewIdentity returns an Identity that signs with key.
 func NewIdentity(key ed25519.PrivateKey) *Identity { return &Identity{key} }
 
-// Sign returns a v1a signature over the same bytes as [Sign].
+// Sign returns an ed25519 signature (v1a) over the same bytes as the function [Sign].
 func (i *Identity) Sign(id string, at time.Time, body []byte) string {
 	return "v1a," + base64.StdEncoding.EncodeToString(ed25519.Sign(i.key, append(appendPreamble(nil, id, at.Unix()), body...)))
 }
@@ -239,7 +239,8 @@ func Challenge(h http.Header, body []byte) (string, bool) {
 // VerificationPrefix begins the webhook-id of each challenge (SEP-3415).
 const VerificationPrefix = "msg_verification_"
 
-// receiverPath is where an origin may declare which of its paths receive webhooks (SEP-3415, "Endpoint verification").
+// receiverPath is the path of a document in which an origin may declare which of its paths receive webhooks (SEP-3415, "Endpoint
+// verification").
 const receiverPath = "/.well-known/mcp-webhook-receiver.json"
 
 // challengeTimeout limits each request of [Sender.Verify]. It is short because a client is waiting.
@@ -251,9 +252,9 @@ type verification struct {
 	Challenge string `json:"challenge"`
 }
 
-// Verify checks that an endpoint wants deliveries (SEP-3415). It posts a fresh challenge, signed like a delivery, and expects to find it
-// in the body of a 2xx response. If the endpoint does not echo the challenge, Verify accepts instead that its origin lists the endpoint's
-// path, or a path above it, in /.well-known/mcp-webhook-receiver.json. Callers limit how many calls they make (SRF-07).
+// Verify checks that an endpoint wants deliveries (SEP-3415). It posts a new challenge, signed like a delivery, and expects to find it in
+// the body of a 2xx response. If the endpoint does not echo the challenge, Verify also accepts an endpoint whose path, or a path above
+// it, is listed in /.well-known/mcp-webhook-receiver.json at its origin. Callers must limit the number of calls (SRF-07).
 //
 // If the guard refuses the target, Verify returns a fault of kind Invalid. Other failures are faults of kind Unavailable with the data
 // {"reason": category}, where category is one of the six in SEP-3415 (see [Category.ToPublished]). The data is missing if the failure was
@@ -299,7 +300,7 @@ func (s *Sender) challenge(ctx context.Context, target, subscriptionID string, k
 	return nil
 }
 
-// echoes reports whether a response contains the challenge. It compares them in constant time.
+// echoes reports whether a response body repeats the challenge. It compares them in constant time.
 func echoes(body []byte, nonce string) bool {
 	var echo struct {
 		Challenge string `json:"challenge"`
@@ -338,7 +339,7 @@ func (s *Sender) isDeclared(ctx context.Context, target *url.URL) bool {
 	})
 }
 
-// NewMessageID returns the webhook-id of a message without an event, msg_KIND_RANDOM (SEP-3415).
+// NewMessageID returns a new webhook-id, msg_KIND_RANDOM, for a message that has no event (SEP-3415).
 func NewMessageID(kind string) string {
 	b := make([]byte, 18)
 	_, _ = rand.Read(b)

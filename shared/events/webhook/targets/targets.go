@@ -21,7 +21,7 @@ type Sealer interface {
 	Seal(ctx context.Context, secret []byte, b webhook.Binding) ([]byte, error)
 }
 
-// Check returns an error for a URL to which we never deliver.
+// Check returns an error for a URL to which webhooks can never be sent.
 func (t Targets) Check(url string) error { return t.Sender.Check(url) }
 
 // Verify verifies an endpoint like [webhook.Sender.Verify]. The challenge is signed unless key is nil.
