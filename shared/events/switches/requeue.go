@@ -13,13 +13,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// resumed records that a switch was resumed and that its paused messages must be requeued.
+// resumed records that a switch was resumed: its deliveries are no longer paused, and its paused messages must be requeued.
 type resumed struct {
 	V         int       `json:"v"`
 	Workspace string    `json:"ws"`
 	Name      Name      `json:"n"`
 	At        time.Time `json:"at"`
-	// Claimed is the time until which only one worker may requeue the messages, or zero.
+	// Claimed is the time until which only one worker may requeue the messages. It is zero if no worker has claimed them.
 	Claimed time.Time `json:"claimed,omitzero"`
 }
 
@@ -29,13 +29,15 @@ func resumedKey(workspace string, n Name) store.Key {
 
 const requeueTime = time.Minute // the time over which one run of Requeue spreads the messages
 
-// claimedFor is how long a worker has the exclusive right to requeue the messages of a switch. If the worker dies,
-// another one continues after this time.
+// claimedFor is how long a worker has the exclusive right to requeue the messages of a switch. If the worker dies, another worker
+// continues after this time.
 const claimedFor = 2 * time.Minute
 
-// Requeue puts the paused messages of resumed switches back on their queues, and returns their number. It must run every minute,
-// and immediately after a resume. A worker claims a switch before it sends the messages, and deletes each message after sending
-// it. So only a crash sends some messages twice.
+// Requeue puts the paused messages of resumed switches back on their queues, and returns their number. It must run every minute, and
+// immediately after a resume.
+//
+// A worker claims a switch before it sends the messages, and deletes each message after sending it. So messages are sent twice only after
+// a crash.
 func (s *Set) Requeue(ctx context.Context) (requeued int, err error) {
 	var errs []error
 	err = store.Each(ctx, s.DB, store.Key{Table: store.Deliveries, Partition: resumedPart}, "list the resumed switches", func(it *store.Item) error {
@@ -52,7 +54,8 @@ func (s *Set) Requeue(ctx context.Context) (requeued int, err error) {
 	return requeued, errors.Join(append(errs, err)...)
 }
 
-// RequeueOf requeues the messages of one switch like [Set.Requeue], unless it is paused or another worker requeues them.
+// RequeueOf requeues the paused messages of one resumed switch, like [Set.Requeue]. It does nothing if the switch is paused again or
+// another worker requeues the messages.
 func (s *Set) RequeueOf(ctx context.Context, workspace string, n Name) (requeued int, err error) {
 	if sw, err := s.Get(ctx, workspace, n); err != nil || sw != nil {
 		return 0, err
@@ -126,13 +129,13 @@ func (s *Set) requeueAll(ctx context.Context, workspace string, n Name) (requeue
 	return requeued, nil
 }
 
-// deadLetterItem dead-letters an item that cannot be decoded or requeued, so that it does not block the others.
+// deadLetterItem turns an item that cannot be decoded or requeued into a dead letter, so that it does not block other items.
 func (s *Set) deadLetterItem(ctx context.Context, it *store.Item, reason error) error {
 	return queue.DeadLetterItem(ctx, s.Queue, s.DB, it, reason, s.now(), cmp.Or(s.Log, slog.Default()))
 }
 
-// requeue sends messages back to their queues and deletes their items. before is the number of messages that this run has already sent.
-// requeue computes the delays from it, so that a run sends [RequeueRate] messages per second.
+// requeue sends messages back to their queues and deletes their items. The parameter before is the number of messages that this run has
+// already sent. The delays of the messages depend on it, so that a run sends [RequeueRate] messages per second.
 func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error {
 	byQueue := map[queue.Name][]queue.Outgoing{}
 	stored := map[queue.Name][]store.Item{} // the item of each message in byQueue
@@ -185,8 +188,8 @@ func (s *Set) sendEach(ctx context.Context, name queue.Name, out []queue.Outgoin
 // isRefused reports whether an error means that a queue will never accept the message.
 func isRefused(err error) bool { return fault.Is(err, fault.Invalid) || fault.Is(err, fault.TooLarge) }
 
-// Note is an operator's note about an origin with failing endpoints, e.g. "the owner has been told". It does not pause
-// deliveries. Notes are stored next to the switches, because the same Lambda functions need permission to read and write both.
+// Note is an operator's note about an origin with failing endpoints, for example "the owner has been told". It does not pause deliveries.
+// Notes are stored next to the switches, because the same Lambda functions need permission to read and write both.
 type Note struct {
 	Origin string    `json:"origin"`
 	Text   string    `json:"text"`
@@ -242,8 +245,8 @@ func (s *Set) NotesOf(ctx context.Context, workspace string, origins ...string) 
 	return notes, nil
 }
 
-// ListNotes returns the notes of a workspace, sorted by origin and starting after the given one. Next is the origin to continue
-// from, or "" at the end.
+// ListNotes returns the notes of a workspace, sorted by origin and beginning after the origin in the parameter after. The result next is
+// the origin to continue from, or "" at the end.
 func (s *Set) ListNotes(ctx context.Context, workspace, after string, limit int) (notes []Note, next string, err error) {
 	return listItems(ctx, s.DB, noteKey(workspace, "").Partition, after, limit, decodeNote)
 }

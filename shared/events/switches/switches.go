@@ -1,12 +1,12 @@
-// Package switches lets operators and owners pause deliveries of a workspace, of an event type, to an origin, or of one subscription,
-// keeps the messages of paused deliveries, and requeues them when the deliveries are resumed.
+// Package switches lets operators and owners of subscriptions pause the deliveries of a workspace, of an event type, to an endpoint's
+// origin, or of one subscription. It keeps the messages of paused deliveries, and requeues them when the deliveries are resumed.
 //
-// A switch exists as an item only while its deliveries are paused. Dispatch calls [Set.FindPaused] before each attempt, which answers from
-// memory with data that is at most [MaxAge] old. If a delivery is paused, its queue message is stored as an item for at most [Kept]. A
-// paused subscription is also marked in its own record, which dispatch reads anyway.
+// A switch exists as an item only while its deliveries are paused. Package delivery calls [Set.FindPaused] before each attempt, which
+// answers from memory with data that is at most [MaxAge] old. If a delivery is paused, its queue message is stored as an item for at most
+// [Kept]. A paused subscription is also marked in its own record, which package delivery reads anyway.
 //
 // Resuming deletes the switch and records that its messages must be requeued. [Set.Requeue] then puts them back on their queues at a
-// limited rate, and continues after an interruption. The package does not look into messages.
+// limited rate, and continues after an interruption. The package does not interpret the messages.
 package switches
 
 import (
@@ -38,12 +38,12 @@ const (
 	MaxAge = 4 * time.Second
 	// recheck is the age at which a process reads the switches from the store again.
 	recheck = 2 * time.Second
-	// Kept is how long a paused message is kept.
+	// Kept is how long a paused message is stored before it expires.
 	Kept = 30 * 24 * time.Hour
 	// RequeueRate is how many messages per second are requeued for one switch.
 	RequeueRate = 100
-	// linger is how long after a resume Requeue still looks for messages, because other processes may pause some until they notice the
-	// resume.
+	// linger is how long after a resume [Set.Requeue] looks for paused messages. Other processes may still pause messages until they
+	// notice the resume.
 	linger = 10 * time.Minute
 
 	shards         = 4
@@ -54,10 +54,10 @@ const (
 	subscriptionOf = "subscription/"
 )
 
-// Name is the name of a switch: "all", "event/NAME", "origin/ORIGIN" or "subscription/ID".
+// Name is the name of a switch, which says which deliveries it pauses: "all", "event/NAME", "origin/ORIGIN" or "subscription/ID".
 type Name string
 
-// All pauses all deliveries of a workspace.
+// All is the name of the switch that pauses all deliveries of a workspace.
 const All Name = "all"
 
 // EventSwitch returns the name of the switch for an event type.
@@ -69,8 +69,8 @@ func OriginSwitch(origin string) Name { return Name("origin/" + origin) }
 // SubscriptionSwitch returns the name of the switch for a subscription.
 func SubscriptionSwitch(id string) Name { return Name(subscriptionOf + id) }
 
-// Parse parses a name. For an invalid name it returns a fault of kind Invalid that lists the allowed forms. In an
-// origin, a single slash after the scheme is read as two, because some proxies merge slashes in paths.
+// Parse parses the name of a switch. For an invalid name it returns a fault of kind Invalid that lists the allowed forms. In an origin, a
+// single slash after the scheme is read as two, because some proxies merge slashes in paths.
 func Parse(text string) (Name, error) {
 	kind, rest, _ := strings.Cut(text, "/")
 	if scheme, host, cut := strings.Cut(rest, ":/"); kind == "origin" && cut {
@@ -89,8 +89,8 @@ func Parse(text string) (Name, error) {
 // defaultPorts has the ports that the origins of webhook endpoints omit, by scheme.
 var defaultPorts = map[string]string{"http": "80", "https": "443"}
 
-// isOrigin reports whether text has the form of an endpoint's origin, e.g. https://hooks.example.com. A switch with any other
-// text would appear to pause deliveries but have no effect.
+// isOrigin reports whether text has the form of an endpoint's origin, for example https://hooks.example.com. A switch with any other text
+// would appear to pause deliveries but have no effect.
 func isOrigin(text string) bool {
 	u, err := url.Parse(text)
 	return err == nil && u.Host != "" && defaultPorts[u.Scheme] != "" && u.Port() != defaultPorts[u.Scheme] &&
@@ -118,11 +118,12 @@ type Switch struct {
 // StatePaused is the state of every switch that exists.
 const StatePaused = "paused"
 
-// Set reads and changes the switches in the store. It is safe for concurrent use. Only Requeue needs Queue.
+// Set reads and changes the switches in the store. It is safe for concurrent use. Only [Set.Requeue] needs the field Queue.
 type Set struct {
 	DB    store.DB
 	Queue queue.Sender
-	// Alone is true if no other process attempts deliveries. Then messages can be requeued immediately.
+	// Alone is true if no other process attempts deliveries. Messages can then be requeued immediately after a resume, because no other
+	// process can pause them again.
 	Alone bool
 	Now   func() time.Time
 	// Log receives failures; nil is [slog.Default].
@@ -153,8 +154,8 @@ func (s *Set) Get(ctx context.Context, workspace string, n Name) (*Switch, error
 	return &sw, err
 }
 
-// List returns the switches of a workspace, sorted by name and starting after the given name. Next is the name to
-// continue from, or "" at the end.
+// List returns the switches of a workspace, sorted by name and beginning after the name in the parameter after. The result next is the
+// name to continue from, or "" at the end.
 func (s *Set) List(ctx context.Context, workspace, after string, limit int) (list []Switch, next string, err error) {
 	return listItems(ctx, s.DB, key(workspace, All).Partition, after, limit, decode)
 }
@@ -237,8 +238,8 @@ func (s *Set) ResumeOps(workspace string, n Name) []store.Op {
 	return []store.Op{store.Delete(key(workspace, n)), store.Put(r.item(r.At.UnixMicro()))}
 }
 
-// Resume deletes a switch, so that its deliveries continue. It returns false if the switch did not exist. [Set.Requeue] then
-// requeues the messages that waited for it.
+// Resume deletes a switch, so that its deliveries continue. It returns false if the switch did not exist. [Set.Requeue] then requeues the
+// messages that the switch has paused.
 func (s *Set) Resume(ctx context.Context, workspace string, n Name) (bool, error) {
 	ops := s.ResumeOps(workspace, n)
 	ops[0].Cond = store.Exists()
@@ -250,17 +251,16 @@ func (s *Set) Resume(ctx context.Context, workspace string, n Name) (bool, error
 	return err == nil, fault.Wrap(fault.Unavailable, err, "resume")
 }
 
-// forget drops the workspace's cached switches, i.e. the records that pause deliveries, so that the next call of [Set.FindPaused] reads
-// them from the store. It does not use [refresh.Value.Expire], because FindPaused would then still get the old switches if that read
-// failed.
+// forget drops the workspace's cached switches, so that the next call of [Set.FindPaused] reads them from the store. It does not use
+// [refresh.Value.Expire], because FindPaused would then still get the old switches if that read failed.
 func (s *Set) forget(workspace string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.known.Put(workspace, s.newNames(workspace))
 }
 
-// FindPaused returns the broadest switch that pauses a delivery, or "" if no switch does. It ignores switches of single
-// subscriptions. Callers leave origin empty for a page of subscribers, because their endpoints have different origins.
+// FindPaused returns the broadest switch that pauses a delivery, or "" if no switch does. It ignores the switches of single
+// subscriptions. Callers that check for several subscribers together leave origin empty, because their endpoints have different origins.
 func (s *Set) FindPaused(ctx context.Context, workspace, eventName, origin string) (Name, error) {
 	if s == nil {
 		return "", nil
@@ -311,8 +311,8 @@ type Message struct {
 	Sort string
 }
 
-// SortKey returns the sort key for a message that began to wait at the time given as since. Callers that may pause a message twice pass
-// the same time and id both times, so that the second item replaces the first.
+// SortKey returns the sort key for a message that began to wait at the given time. Callers that may pause a message twice pass the same
+// time and id both times, so that the second item replaces the first.
 func SortKey(since time.Time, id string) string {
 	return fmt.Sprintf("%016d#%s", since.UnixMicro(), id)
 }
@@ -328,7 +328,7 @@ type stored struct {
 	Body json.RawMessage `json:"b"`
 }
 
-// encodeStored encodes a message in such a way that even the largest message that a queue allows fits into an item.
+// encodeStored encodes a message so that even the largest message that a queue allows fits into an item.
 func encodeStored(m Message) []byte {
 	out := stored{version, m.Queue, m.Group, m.Owner, m.Body}
 	if !json.Valid(m.Body) || m.Body[0] == '"' {
@@ -357,8 +357,8 @@ func waitingPartition(workspace string, n Name, shard int) string {
 	return fmt.Sprintf("paused#%s#%d#%s", workspace, shard, n)
 }
 
-// Waiting counts the messages that wait for a switch. A message is one delivery, or a page task, which can stand for several
-// events and many subscribers.
+// Waiting counts the messages that wait for a switch. A message is one delivery, or a page task, which stands for the deliveries of one
+// or more events to many subscribers.
 type Waiting struct {
 	Messages int `json:"messages"`
 	// More is true if Messages is only a lower bound, because there are too many waiting messages to count all of them.
