@@ -1,5 +1,4 @@
-// Package event defines the event: its fields, the rules for them, and its encoding in the messages from publish to fanout and
-// delivery.
+// Package event defines the event: its fields, the rules for them, and its encoding in queue messages and in the log.
 //
 // It does not depend on a transport, store or cloud. Read shared/events/catalog next, which defines event types, and then
 // shared/events/delivery, which delivers events.
@@ -38,8 +37,9 @@ const MaxDepth = jsonpointer.MaxDepth
 // Event is one occurrence of an event type of the catalog.
 type Event struct {
 	Workspace string
-	// ID identifies the event among the events of its URI. It matches [A-Za-z0-9_-]{1,128}. It is the webhook-id of every
-	// delivery, and it must not contain a dot, because a webhook signature joins the id, the time and the body with dots.
+	// ID identifies the event among the events of its URI. It matches [A-Za-z0-9_-]{1,128}, without dots, because a webhook signature
+	// joins the id, the time and the body with dots. It is also the webhook-id of deliveries, except to MCP Events clients with the
+	// profile "final".
 	ID        string
 	URI       string    // in canonical form
 	Name      string    // the name of the event type
@@ -49,7 +49,8 @@ type Event struct {
 	Data json.RawMessage
 	// Trace is the trace that the event's deliveries belong to. It is empty for most events.
 	Trace trace.Context
-	// Gap says that this is a notice, without payload, that the backend has lost events of the URI. It is delivered in order with events.
+	// Gap says that this is not an event but a notice, without payload, that the backend has lost events of the URI. The notice is
+	// delivered in order with events.
 	Gap bool
 }
 
