@@ -95,25 +95,25 @@ func checkToken(meta json.RawMessage) error {
 	return nil
 }
 
-// A bridge makes a call, and handles the backend's response to it, for one combination of revisions. There are four implementations,
-// because the client and the backend can each be session-based or stateless: [sessionBridge], [statelessBridge], [roundsBridge] and
+// A bridge makes a call and handles the backend's response, for one combination of the client's and the backend's revision. Each revision
+// can be session-based or stateless, so there are four implementations: [sessionBridge], [statelessBridge], [roundsBridge] and
 // [inputRoundsBridge].
 type bridge interface {
 	// sendCall sends the call to the backend, several times if needed, until the client has a response or an error occurs.
 	sendCall(ctx context.Context) error
-	// respond handles the backend's response, which already has the id of the client's request. It translates the response to the client's
-	// revision and sends it to the client. But if the backend demands input, respond may keep that demand, so that sendCall repeats the
-	// call with the input.
+	// respond handles the backend's response, which already has the id of the client's request. It translates the response to the
+	// client's revision and sends it to the client. If the response demands input, respond may keep it instead, so that sendCall gets the
+	// input and repeats the call.
 	respond(m upstream.Message) error
 }
 
 // An asker handles the requests that a session-based backend sends within a call, for example an elicitation. [sessionBridge] and
 // [roundsBridge] implement it. Backends of 2026-07-28 send no requests.
 type asker interface {
-	// elicit handles a request. Depending on the client's revision, it forwards the request to the client, keeps it for an input_required
-	// result, or answers it itself. stray says that the request may not belong to this call, see strays.go.
+	// elicit handles a backend's request. Depending on the client's revision, it forwards the request to the client, keeps it for an
+	// input_required result, or answers it itself. If stray is true, the request may belong to another call, see strays.go.
 	elicit(ctx context.Context, m upstream.Message, stray bool) error
-	// withdraw handles the backend's cancellation of its own request with the given id. It reports false if the call has no such request.
+	// withdraw handles the backend's cancellation of its own request with this id. If the call has no such request, found is false.
 	withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) (found bool, err error)
 }
 
@@ -305,7 +305,7 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 	}
 }
 
-// resume reconnects to a call's stream after the pause that the backend asked for: "The client MUST respect the retry field"
+// resume reconnects to a call's stream after the pause that the backend has asked for: "The client MUST respect the retry field"
 // (2025-11-25, Transports).
 func (x *exchange) resume(ctx context.Context, last *upstream.Exchange) (*upstream.Exchange, error) {
 	if err := periodic.Sleep(ctx, cmp.Or(last.Retry, resumePause)); err != nil {
@@ -331,7 +331,7 @@ func (x *exchange) handleLocked(ctx context.Context, m upstream.Message) (done b
 	return done, err
 }
 
-// handle processes one message of the backend. done reports whether it was the response. The caller holds the lock.
+// handle processes one message of the backend. The result done is true if it was the call's response. The caller holds the lock.
 func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, err error) {
 	m = x.relateTask(m.WithoutOwn())
 	switch {
@@ -374,7 +374,7 @@ func (x *exchange) hasMethod(method string) bool {
 }
 
 // requestID returns the id under which the backend gets the client's request. It is a hash of the client's session and id, so that any
-// instance can compute it again to cancel the request. It has 52 bits, so that it survives backends that parse numbers as doubles.
+// instance can compute it again to cancel the request. It has 52 bits, because some backends parse numbers as doubles.
 func requestID(c api.Client, id json.RawMessage) json.RawMessage {
 	h := sha256.Sum256([]byte(c.Session + "\x00" + string(id)))
 	return strconv.AppendUint(nil, binary.BigEndian.Uint64(h[:8])>>12, 10)
@@ -386,8 +386,8 @@ type sessionBridge struct {
 	asked []question // all questions to the client in this call
 }
 
-// question is a backend's request to the client. The backend chose its id, theirs. The gateway passes it on with another id, ours, which is
-// unique for the client.
+// question is a backend's request to the client, with the id theirs. The gateway passes it on with another id, ours, which is unique for
+// the client.
 type question struct {
 	theirs, ours json.RawMessage
 	stray        bool // the backend may wait for the answer even after the end of the call, see strays.go
@@ -465,8 +465,8 @@ func (b *sessionBridge) withdraw(ctx context.Context, id json.RawMessage, m upst
 	return true, b.x.send(jsonrpc.Replace(m.Raw, "params", params), false)
 }
 
-// strayID returns the key of a stray question in the map elicitations.strays. theirs is the question's id at the backend. The key includes
-// the session, because a backend may use the same id in two sessions.
+// strayID returns the key of a stray question in the map elicitations.strays. The parameter theirs is the question's id at the backend.
+// The key includes the session, because a backend may use the same id in two sessions.
 func (b *sessionBridge) strayID(theirs json.RawMessage) string {
 	return b.x.backend().ServerID() + " " + b.x.with.ID + " " + string(theirs)
 }
@@ -488,8 +488,8 @@ func (b *sessionBridge) respond(m upstream.Message) error {
 	return b.x.send(m.Raw, true)
 }
 
-// statelessBridge implements [bridge] for a client and a backend that are both of revision 2026-07-28. It seals the backend's
-// requestState on the way to the client, and opens it when the client returns it.
+// statelessBridge implements [bridge] for a client and a backend that are both of revision 2026-07-28. It encrypts the backend's
+// requestState on the way to the client, and decrypts it when the client returns it.
 type statelessBridge struct {
 	x *exchange
 }

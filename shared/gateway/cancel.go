@@ -18,16 +18,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A client with a session cancels a call with a notification, which may arrive at a different instance from the one that makes the call. A
+// A client with a session cancels a call with a notification, which may arrive at another instance than the one that makes the call. A
 // client of 2026-07-28 closes its connection instead. The gateway cancels its calls to backends in the same two ways.
 //
 // For a notification, Cancel writes a mark to the store and forwards the notification to the backends with sessions. The instance that
-// makes the call finds the mark and ends the call: it closes the connection to a stateless backend, and notifies a session-based one again,
-// because the first notification may have overtaken the request. If a client closes its connection, the gateway notifies a session-based
-// backend.
+// makes the call finds the mark and ends the call. It closes the connection to a stateless backend. It notifies a session-based backend
+// again, because the first notification may have overtaken the request. If a client closes its connection, the gateway also notifies a
+// session-based backend.
 //
-// If a client ends its session, the gateway cancels the session's calls with one mark, because the client can no longer answer questions
-// of the backends.
+// If a client ends its session, the gateway cancels all calls of the session with one mark, because the client can no longer answer
+// questions.
 
 const (
 	// A call looks for a cancellation mark in the store after firstMark, and then at growing intervals of up to lastMark. If the
@@ -53,14 +53,14 @@ var (
 // everyCall replaces a call's [requestID], which is a number, in the key of the mark that cancels all calls of a session.
 var everyCall = json.RawMessage("all")
 
-// cancelKey returns the key of the mark that cancels a call. id is the id under which the backend gets the call (see [requestID]), or
-// [everyCall] to cancel all calls of the session.
+// cancelKey returns the key of the mark that cancels a call. The parameter id is the id under which the backend gets the call (see
+// [requestID]), or [everyCall] to cancel all calls of the session.
 func cancelKey(c api.Client, id json.RawMessage) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "c#" + c.Session, Sort: string(id)}
 }
 
-// cancelSession cancels all calls of a client's session. It writes the mark for calls of other instances, and ends the calls of this
-// instance directly.
+// cancelSession cancels all calls of a client's session. It ends the calls of this instance directly, and writes a mark with which other
+// instances end their calls.
 func (g *Gateway) cancelSession(ctx context.Context, c api.Client) error {
 	key := cancelKey(c, everyCall)
 	err := g.writeMark(ctx, key)
@@ -99,9 +99,9 @@ func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage
 	return err
 }
 
-// watchForEnd returns a context that ends when the client cancels the call, or when the backend is removed while the client still
-// has to answer a question. end stops the watch and waits for its goroutine. A client without a session cancels a call by closing its
-// connection, which ends ctx.
+// watchForEnd returns a context that ends when the client cancels the call, or when the backend is removed while the client still has to
+// answer a question. The function end stops the watch and waits for its goroutine. A client without a session cancels a call by closing
+// its connection, which ends ctx.
 func (x *exchange) watchForEnd(ctx context.Context) (watched context.Context, end func()) {
 	if x.call.Session == "" {
 		return ctx, func() {}

@@ -16,9 +16,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Converse sends a user message or an assistant response to the named backend and returns its result, or [api.ErrIncapable] if the backend
-// does not want such messages. It uses the client's session with the backend, or begins one. Errors never contain the message or the
-// result.
+// Converse sends a user message or an assistant response to the named backend and returns its result. The error is [api.ErrIncapable] if
+// the backend does not want such messages. Converse uses the client's session with the backend, or begins one. Errors never contain the
+// message or the result.
 func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method string, params json.RawMessage) (json.RawMessage, error) {
 	b, info, err := g.FindByName(ctx, c, name)
 	switch {
@@ -38,7 +38,7 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 		result, err = g.converseInSession(ctx, c, b, method, params)
 	}
 	switch {
-	// The gateway cannot forward a backend's question, because the message belongs to a conversation and not to a client's call.
+	// The gateway cannot forward a backend's question, because the message does not belong to a client's call.
 	case isRefusal(err), translate.InputRequired(result):
 		return nil, api.ErrRefused
 	case err != nil:
@@ -67,7 +67,7 @@ func (g *Gateway) Prepare(ctx context.Context, c api.Client, name string) error 
 	return err
 }
 
-// converseInSession retries once in a new session if the backend has forgotten the client's.
+// converseInSession sends a message in the client's session, and retries once in a new session if the backend has forgotten the session.
 func (g *Gateway) converseInSession(ctx context.Context, c api.Client, b *backends.Backend, method string, params json.RawMessage) (json.RawMessage, error) {
 	for again := false; ; again = true {
 		s, _, err := g.sessions.getOrBegin(ctx, c, b, false)
@@ -84,7 +84,7 @@ func (g *Gateway) converseInSession(ctx context.Context, c api.Client, b *backen
 	}
 }
 
-// converse sends one request, and cancels it if the context ends.
+// converse sends one message to a backend and returns the result. It cancels the request if ctx ends.
 func (g *Gateway) converse(ctx context.Context, client *upstream.Client, s backendSession, method string, params json.RawMessage) (json.RawMessage, error) {
 	id := upstream.FreshID()
 	r := s.request(jsonrpc.AppendRequest(nil, id, method, params))
@@ -105,8 +105,8 @@ func (g *Gateway) converse(ctx context.Context, client *upstream.Client, s backe
 	return nil, err
 }
 
-// addMeta adds the _meta that every request of 2026-07-28 needs to the params of a conversation message. own has this _meta, which
-// declares no client capabilities, because the gateway does not forward a backend's questions about such a message.
+// addMeta adds the _meta in own, which every request of 2026-07-28 needs, to the params of a conversation message. This _meta declares no
+// client capabilities, because the gateway does not forward a backend's questions about such a message.
 func addMeta(own, params json.RawMessage) json.RawMessage {
 	meta := string(jsonrpc.Member(own, "_meta"))
 	given := strings.TrimSuffix(strings.TrimPrefix(string(jsonrpc.Member(params, "_meta")), "{"), "}")

@@ -21,9 +21,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// An elicitation, also called a question, is a request that a backend sends to a client within a call. The gateway gives it an unguessable
-// id, under which the client answers. The data for forwarding the answer is in the store, because the answer may arrive at any instance.
-// The gateway deletes the data when the backend has accepted the answer, or when the call ends.
+// An elicitation, also called a question, is a request that a backend sends to a client within a call. The gateway gives it an
+// unguessable id, under which the client answers. The data for forwarding the answer is in the store, because the answer may arrive at
+// any instance. The gateway deletes the data when the backend has accepted the answer, or when the call ends.
 
 type elicitation struct {
 	Workspace string         `json:"ws"`
@@ -52,7 +52,7 @@ const elicitationPrefix = "gw_"
 // elicitationLife limits how long the store keeps an elicitation, in case the process dies or cannot clean up.
 const elicitationLife = time.Hour
 
-// elicitationExpiry returns when the store may drop an elicitation of a call. ctx is the call's context.
+// elicitationExpiry returns when the store may drop an elicitation of the call with the context ctx.
 func elicitationExpiry(ctx context.Context) time.Time {
 	until := time.Now().Add(elicitationLife)
 	if ends, ok := ctx.Deadline(); ok && ends.Before(until) {
@@ -65,7 +65,7 @@ func elicitationKey(id string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "q#" + id, Sort: "-"}
 }
 
-// addRequest stores a backend's request and returns the id for the client. token is the request's progress token, or nil.
+// addRequest stores a backend's request and returns the id for the client. The parameter token is the request's progress token, or nil.
 func (es *elicitations) addRequest(ctx context.Context, c api.Client, b *backends.Backend, with backendSession, id, token json.RawMessage) (string, error) {
 	name := elicitationPrefix + rand.Text()
 	value := jsonrpc.Encode(elicitation{
@@ -91,8 +91,8 @@ func (es *elicitations) drop(ctx context.Context, keys []store.Key) {
 	}
 }
 
-// dropLate deletes an answer that arrived between the call's last look for answers and the deletion of the elicitation. After the deletion,
-// storeAnswer finds no elicitation and stores no answer.
+// dropLate deletes an answer that arrived between the call's last look for answers and the deletion of the elicitation. An answer that
+// arrives after the deletion is not stored, because storeAnswer finds no elicitation.
 func (es *elicitations) dropLate(ctx context.Context, id string) {
 	key := elicitationKey(id)
 	page, err := es.db.Query(ctx, store.Query{Table: key.Table, Partition: key.Partition, Limit: 1000})
@@ -107,7 +107,7 @@ func (es *elicitations) dropLate(ctx context.Context, id string) {
 	es.drop(ctx, keys)
 }
 
-// cleanUp deletes the data of a call that ends: the items with the keys in kept, and answers to inputs that the call has not read.
+// cleanUp deletes the data of a call that ends: the items with the keys in kept, and answers in the store that the call has not read.
 func (es *elicitations) cleanUp(kept []store.Key, inputs []*input) {
 	if len(kept) == 0 {
 		return
@@ -179,8 +179,8 @@ func (g *Gateway) Progress(ctx context.Context, c api.Client, body json.RawMessa
 	return nil
 }
 
-// answer sends an answer to the backend. It first claims the request in the store, so that only one of two concurrent answers is sent. It
-// releases the claim if the backend does not accept the answer.
+// answer sends a client's answer to the backend. It first claims the backend's request in the store, so that only one of two concurrent
+// answers is sent. It releases the claim if the backend does not accept the answer.
 func (es *elicitations) answer(ctx context.Context, c *upstream.Client, item *store.Item, q elicitation, body json.RawMessage) error {
 	busy := fault.New(fault.Unavailable, "another answer to this request is being sent to the backend")
 	if time.Now().UnixMilli() < q.Claimed {
@@ -227,7 +227,7 @@ func partKey(id string, part int) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "q#" + id, Sort: "a#" + strconv.Itoa(part)}
 }
 
-// storeAnswer stores the answer for the instance that waits for it. It ignores all answers but the first.
+// storeAnswer stores a client's answer for the instance that waits for it. It ignores all answers to a question but the first.
 func (es *elicitations) storeAnswer(ctx context.Context, id string, q elicitation, body json.RawMessage, expires time.Time) error {
 	if q.Parts > 0 {
 		return nil // the client has sent two answers
@@ -245,7 +245,8 @@ func (es *elicitations) storeAnswer(ctx context.Context, id string, q elicitatio
 	return fault.Wrap(fault.Unavailable, err, "keep a client's answer")
 }
 
-// readAnswer returns the answer to an elicitation and the keys of its items in the store, or nil if the client has not answered yet.
+// readAnswer returns a client's answer to an elicitation, and the keys of its items in the store. It returns nil if there is no answer
+// yet.
 func (es *elicitations) readAnswer(ctx context.Context, id string, item *store.Item) (answer json.RawMessage, at []store.Key, err error) {
 	var q elicitation
 	if json.Unmarshal(item.Value, &q) != nil {

@@ -1,5 +1,5 @@
-// Package gateway forwards the calls of MCP clients to backends, which are existing MCP servers, forwards the backends' responses,
-// progress and questions to the clients, and keeps sessions with backends, input rounds and tasks for longer than one request.
+// Package gateway forwards the calls of MCP clients to backends, which are existing MCP servers, and the backends' responses, progress
+// and questions to the clients. It keeps sessions with backends, input rounds and tasks for longer than one request.
 //
 //	client ─▶ shared/mcp ─▶ gateway ─▶ upstream ─▶ backend
 //
@@ -15,8 +15,8 @@
 //	tasks.go         the backends' tasks, which get our own ids, and the notifications about them
 //	conversation.go  user messages and assistant responses that clients hand to backends
 //
-// The gateway forwards the original bytes of a message. It changes only three things: it prefixes names, exchanges ids, and translates
-// differences between protocol revisions (package translate). Everything that a call needs later is in the store or, sealed, with the
+// The gateway forwards the original bytes of a message. It changes only three things: it prefixes names, replaces ids, and translates
+// differences between protocol revisions (package translate). Everything that a call needs later is in the store or, encrypted, with the
 // client, so that any instance can continue it. The endpoint gets its data in the types of package api and decides how to respond.
 package gateway
 
@@ -42,7 +42,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Secrets resolves a secret in a backend's settings.
+// Secrets is a function that returns the text of a secret in a backend's settings.
 type Secrets = backends.Secrets
 
 // Options configure a [Gateway].
@@ -51,7 +51,7 @@ type Options struct {
 	// Source returns the current backends; nil means that they never change. The gateway calls it before each use and does not modify the
 	// result.
 	Source func(context.Context) ([]api.Backend, error)
-	// Secrets resolves a secret in a backend's settings for each request to the backend; nil reads environment variables.
+	// Secrets returns the text of a secret for each request to a backend; nil reads environment variables.
 	Secrets  Secrets
 	DB       store.DB
 	HTTP     *http.Client      // nil means [upstream.NewHTTP]
@@ -61,7 +61,7 @@ type Options struct {
 	// Server is the MCP Implementation object with which the gateway identifies itself to backends, and to clients in the results of backends
 	// that do not identify themselves.
 	Server json.RawMessage
-	// Key is the 32-byte secret for sealing the state that clients carry between requests. All instances of a deployment have the same
+	// Key is the 32-byte secret that encrypts the state that clients carry between requests. All instances of a deployment have the same
 	// key. Nil means a random key, which suffices in a process that serves no clients.
 	Key        []byte
 	ListTTL    time.Duration // how long the gateway reuses a backend's list; 0 means 5 s

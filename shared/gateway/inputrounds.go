@@ -21,19 +21,19 @@ import (
 // gateway sends the backend's questions to the client as requests on the call's stream. The answers may arrive at any instance, so they are
 // passed through the store to the instance that makes the call. That instance then repeats the call with the answers.
 
-// Limits on how often, and with how many questions, a backend may ask for input in one call.
+// Limits on how often a backend may ask for input in one call, and with how many questions.
 const (
 	maxRounds = 50
 	maxInputs = 50 // questions in one round
 )
 
-// The interval between two looks for answers in the store grows from firstLook to lastLook.
+// The interval at which a call looks for answers in the store grows from firstLook to lastLook.
 const (
 	firstLook = 50 * time.Millisecond
 	lastLook  = 250 * time.Millisecond
 )
 
-// longestLater limits the pause before the gateway repeats a call whose input_required result has no question.
+// longestLater limits the pause before the gateway repeats a call when the backend wants a retry but asks no question.
 const longestLater = 5 * time.Second
 
 // inputRoundsBridge implements [bridge] for a client with a session and a backend of 2026-07-28.
@@ -114,8 +114,8 @@ type input struct {
 	answer      json.RawMessage
 }
 
-// askClient sends the questions in requests to the client, waits for all answers, and returns the inputResponses; nil if there are no
-// questions.
+// askClient sends the questions in requests to the client, waits for all answers, and returns them as inputResponses. It returns nil if
+// there are no questions.
 func (b *inputRoundsBridge) askClient(ctx context.Context, requests json.RawMessage) (json.RawMessage, error) {
 	if lacks := translate.ListMissing(b.x.call.Capabilities, b.input); len(lacks) > 0 {
 		e := translate.NewMissingError(b.x.entry.Backend, lacks)

@@ -94,8 +94,8 @@ const (
 // passThrough has the notifications that a backend may send within a call, in addition to its extensions' notifications.
 var passThrough = map[string]bool{spec.NoteProgress: true, spec.NoteMessage: true, spec.NoteElicited: true, spec.NoteTaskStatus: true}
 
-// adaptNotification returns a notification in the form that the client expects. It reports false if the client did not ask
-// for it or if the client's revision does not have it.
+// adaptNotification returns a notification in the form that the client expects. It returns false if the client did not ask for the
+// notification, or if the client's revision does not have it.
 func (x *exchange) adaptNotification(m upstream.Message) (upstream.Message, bool) {
 	params := jsonrpc.Member(m.Raw, "params")
 	switch {
@@ -120,7 +120,7 @@ func (x *exchange) adaptProgress(m upstream.Message, params json.RawMessage) (up
 	own, got := x.progressToken(), jsonrpc.Member(params, "progressToken")
 	value, err := strconv.ParseFloat(string(jsonrpc.Member(params, "progress")), 64)
 	if err == nil && value <= x.floor {
-		// The specification says "MUST increase with each notification", but the repeated call reports progress from the beginning again.
+		// In the specification, progress "MUST increase with each notification", but a repeated call reports progress from the beginning.
 		return m, false
 	}
 	x.progress = max(x.progress, value)
@@ -143,7 +143,7 @@ func (x *exchange) ownsProgress(params json.RawMessage) bool {
 	return own != nil && jsonrpc.SameID(jsonrpc.Member(params, "progressToken"), sent)
 }
 
-// translateResponse returns the response in the form of the client's revision. For an error it also returns the code that the backend sent.
+// translateResponse returns the response in the form of the client's revision. For an error, it also returns the backend's error code.
 func (x *exchange) translateResponse(m upstream.Message) (response json.RawMessage, code int) {
 	between := translate.Revisions{Client: x.call.Version, Backend: x.with.Version}
 	if m.Result == nil {
@@ -152,7 +152,7 @@ func (x *exchange) translateResponse(m upstream.Message) (response json.RawMessa
 	return jsonrpc.Replace(m.Raw, "result", x.addServer(between.Result(x.call.Method, m.Result))), 0
 }
 
-// addServer lets a result for a client of 2026-07-28 name the gateway as its server, unless it names the backend.
+// addServer adds the gateway as the server to a result for a client of 2026-07-28, unless the result names the backend.
 func (x *exchange) addServer(result json.RawMessage) json.RawMessage {
 	if !x.call.Version.Stateless() {
 		return result
@@ -198,7 +198,7 @@ func (x *exchange) reply(ctx context.Context, body []byte) error {
 
 func (x *exchange) backend() *backends.Backend { return x.entry.View.Backend() }
 
-// stateBinding returns the data with which a requestState is sealed, so that it is invalid for another request: the principal, the method,
+// stateBinding returns the data to which a requestState is bound, so that it is invalid for another request: the principal, the method,
 // the name, and all params that stay the same between rounds.
 func (x *exchange) stateBinding() []byte {
 	digest := translate.Digest(jsonrpc.Without(x.call.Params, func(name string) bool {
@@ -219,7 +219,7 @@ func unsentError(err error) error {
 }
 
 // callError returns the error of a failed call. If the request may have been sent, the client learns only that the call may have taken
-// effect, and the log also gets the cause. Otherwise the client learns why the request was not sent.
+// effect, and the cause is for the log. Otherwise the client learns why the request was not sent.
 func (x *exchange) callError(err error) error {
 	if lacks := unsentError(err); lacks != nil {
 		return lacks
@@ -231,7 +231,7 @@ func (x *exchange) callError(err error) error {
 	return errors.Join(public, err)
 }
 
-// NotifyExtension forwards a client's notification to the backend that declares its extension, if there is one.
+// NotifyExtension forwards a client's notification to the backend that declares the notification's extension, if there is one.
 func (g *Gateway) NotifyExtension(ctx context.Context, c api.Client, method string, params json.RawMessage) error {
 	e, err := g.Find(ctx, c, api.Extensions, method)
 	switch {

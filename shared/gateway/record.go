@@ -89,7 +89,7 @@ func (g *Gateway) write(ctx context.Context, r record, err error) {
 
 const maxName = 128 // bytes of a name in a log line, because a client may choose a long one
 
-// Flush writes the waiting log lines.
+// Flush writes the log lines that are waiting because of [Options.LogDelay].
 func (g *Gateway) Flush() { g.lines.Flush() }
 
 func outcomeOfFault(err error) string {

@@ -32,7 +32,7 @@ import (
 // repeats in each round all work that it did before its elicitation. We accept it because the client sends its answers in a new
 // request, which may reach another instance than the one with the connection to the backend.
 
-// rounds is the content of a requestState.
+// rounds is the content of a requestState: a call's questions and the client's answers.
 type rounds struct {
 	Answered []answered `json:"a,omitempty"` // the answers from all rounds so far
 	Asked    []asked    `json:"q,omitempty"` // the questions that the client has to answer in the next round
@@ -134,11 +134,10 @@ func (b *roundsBridge) loadRounds() error {
 	return nil
 }
 
-// stateBinding adds a suffix to [exchange.stateBinding], so that a state of this bridge cannot be confused with a requestState that a
-// backend made.
+// stateBinding adds a suffix to [exchange.stateBinding], so that a state of this bridge cannot pass as the requestState of a backend.
 func (b *roundsBridge) stateBinding() []byte { return append(b.x.stateBinding(), "rounds"...) }
 
-// elicit answers a backend's request from the client's earlier answers, or keeps it for the next round.
+// elicit answers a backend's request from the client's earlier answers, or keeps it so that the client can answer it in the next round.
 func (b *roundsBridge) elicit(ctx context.Context, m upstream.Message, _ bool) error {
 	params := jsonrpc.Member(m.Raw, "params")
 	if lacks := translate.FindMissing(b.x.call.Capabilities, m.Method, params); lacks != "" || !translate.MultiRound[b.x.call.Method] {
@@ -223,7 +222,7 @@ func (b *roundsBridge) respond(m upstream.Message) error {
 	return b.x.send(response, true)
 }
 
-// needsURL turns error -32042 into an input_required result that asks the user to visit the URLs.
+// needsURL turns a backend's error -32042 into an input_required result that asks the user to visit the URLs.
 func (b *roundsBridge) needsURL(failure json.RawMessage) error {
 	requests := []byte{'{'}
 	for params := range jsonrpc.Elements(jsonrpc.Member(jsonrpc.Member(failure, "data"), "elicitations")) {

@@ -34,7 +34,7 @@ import (
 type backendSession struct {
 	Version spec.Version `json:"v"`
 	ID      string       `json:"id"` // empty if the backend assigned none
-	// LevelDue is when a call should retry to set the client's log level, in milliseconds since 1970. It is 0 if the level is set.
+	// LevelDue is when a call should try again to set the client's log level, in milliseconds since 1970. It is 0 if the level is set.
 	LevelDue int64 `json:"l,omitempty"`
 
 	// The version of the session's item in the store; if another call replaces the session, the new item has another version.
@@ -94,7 +94,7 @@ func sessionKey(holder string, b *backends.Backend) store.Key {
 	return store.Key{Table: store.Sessions, Partition: sessionPartition(holder), Sort: "b#" + b.ServerID()}
 }
 
-// getOrBegin returns the client's session with a backend. begun reports whether it had to begin one. If the parameter whole is set, it
+// getOrBegin returns the client's session with a backend, and whether it had to begin the session. If the parameter whole is set, it
 // completes even if ctx is cancelled, because an interrupted handshake could leave an unused session at the backend.
 func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Backend, whole bool) (s backendSession, begun bool, err error) {
 	ends, limited := ctx.Deadline()
@@ -180,11 +180,11 @@ func (ss *sessions) begin(ctx context.Context, c api.Client, b *backends.Backend
 	return s, nil
 }
 
-// levelPause is the pause before calls retry to set a log level. It is long enough that a hanging backend delays only a few calls.
+// levelPause is the pause before a call tries again to set a log level. It is so long that a hanging backend delays only a few calls.
 const levelPause = 10 * time.Second
 
-// tryLevel sets the client's log level in a session with a backend. If the backend does not answer, tryLevel returns when to retry, in
-// milliseconds since 1970. It returns 0 if the level is set, or if the backend refused, because a retry would not help.
+// tryLevel sets the client's log level in a session with a backend. If the backend does not answer, due is when to try again, in
+// milliseconds since 1970. It is 0 if the level is set, or if the backend refused, because another try would not help.
 func (ss *sessions) tryLevel(ctx context.Context, c api.Client, b *backends.Backend, s backendSession) (due int64) {
 	ctx, cancel := context.WithTimeout(ctx, notifyTime)
 	defer cancel()
@@ -212,8 +212,8 @@ func (ss *sessions) setLevel(ctx context.Context, c api.Client, b *backends.Back
 	}
 }
 
-// SetLevel sets the client's log level in all its sessions with backends. Later sessions begin with the level. If a backend
-// does not answer, the client's next call to it retries.
+// SetLevel sets the client's log level in all its sessions with backends. Later sessions begin with the level. If a backend does not
+// answer, the client's next call to that backend tries again.
 func (g *Gateway) SetLevel(ctx context.Context, c api.Client) error {
 	sessions, err := g.sessions.listFor(ctx, c, g.VisibleTo(ctx, c.Principal))
 	if err != nil {
@@ -223,7 +223,7 @@ func (g *Gateway) SetLevel(ctx context.Context, c api.Client) error {
 	return nil
 }
 
-// forget deletes a session that the backend no longer knows, unless another call has already replaced it.
+// forget deletes a stored session that the backend no longer knows, unless another call has already replaced it.
 func (ss *sessions) forget(ctx context.Context, c api.Client, b *backends.Backend, s backendSession) error {
 	err := ss.db.Write(ctx, store.Delete(sessionKey(ss.holderOf(c, b), b), store.VersionIs(s.itemVersion)), store.Delete(ss.listKey(c, b)))
 	if errors.Is(err, store.ErrConflict) {
@@ -288,8 +288,8 @@ func (g *Gateway) notify(ctx context.Context, c api.Client, b *backends.Backend,
 	}
 }
 
-// forEachSession calls the function do for all sessions and waits. The calls run concurrently, so that a hanging backend does not delay
-// the others.
+// forEachSession calls the function do for all sessions and waits for these calls. They run concurrently, so that a hanging backend does
+// not delay the others.
 func forEachSession(sessions map[*backends.Backend]backendSession, do func(*backends.Backend, backendSession)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -299,13 +299,13 @@ func forEachSession(sessions map[*backends.Backend]backendSession, do func(*back
 }
 
 // Clients of 2026-07-28 have no sessions that they could end. So the gateway lists the sessions that it begins for them at session-based
-// backends, by principal and backend. If a principal has too many, the gateway ends the ones in which no call can be running. For sessions
-// that the backend has forgotten, see exchange.inSession.
+// backends, by principal and backend. If a principal has too many, the gateway ends sessions in which no call can be running. For
+// sessions that the backend has forgotten, see exchange.inSession.
 
 const (
 	// If a principal has maxUnusedSessions other sessions with a backend, the gateway ends unused ones before it begins a new one. A
-	// principal needs one for each combination of capabilities and log level that its clients declare, e.g. two for two kinds of clients.
-	// Sessions that belong to a client's own session do not count.
+	// principal needs one session for each combination of capabilities and log level that its clients declare, for example two for two
+	// kinds of clients. Sessions that belong to a client's own session do not count.
 	maxUnusedSessions = 16
 	// maxSessionsInUse limits the sessions of one principal with one backend in which calls may be running. If the backend acts for its
 	// callers, the limit is per token, because many workers may share a principal, and all users share the anonymous one.
@@ -324,8 +324,8 @@ func (ss *sessions) listKey(c api.Client, b *backends.Backend) store.Key {
 	}
 }
 
-// makeRoom ends sessions of the principal if there are many. It ends only sessions that have been unused for so long that no call can
-// be running in them. It returns an error if the client's principal or token has too many sessions in use.
+// makeRoom ends sessions of the principal with a backend if there are many. It ends only sessions that have been unused for so long that
+// no call can be running in them. It returns an error if the client's principal or token has too many sessions in use.
 func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backends.Backend) error {
 	if c.Session != "" {
 		return nil
@@ -358,8 +358,8 @@ func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backends.Back
 	return nil
 }
 
-// endListed ends a session of the caller. listed is the key of the session's entry in the list of the principal's sessions, and token is
-// the caller's.
+// endListed ends a session of the caller. The parameter token is the caller's token, and listed is the key of the session's entry in the
+// list of the principal's sessions.
 func (ss *sessions) endListed(ctx context.Context, b *backends.Backend, token string, listed store.Key) {
 	key := sessionKey(listed.Sort, b)
 	items, err := ss.db.Get(ctx, key)

@@ -9,17 +9,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// A stray message is one that a backend sends over stdio or on the GET stream of a session (package sessionstream), so that its call is
-// unknown. Only a progress notification names its call, by the token. A stray question may also belong to no call: some servers ask for
-// the client's roots when the session begins.
+// A stray message is a message whose call is unknown, because a backend sends it over stdio or on the GET stream of a session (package
+// sessionstream). Only a progress notification names its call, by the token. A stray question may also belong to no call, because some
+// servers ask for the client's roots when the session begins.
 //
-// For a client with a session, that makes no difference, because the client answers by the question's id. The question goes to the response
-// stream of the newest call. The question stays open after that call's response, because the backend may still wait for the answer.
+// For a client with a session, the call does not matter, because the client answers by the question's id. The question goes to the
+// response stream of the newest call. It stays open after that call's response, because the backend may still wait for the answer.
 //
-// Clients of 2026-07-28 get no stray messages. To ask such a client, the gateway cancels and repeats a call. That might be the wrong one,
-// even if it is the only call that is running, because a backend may still ask on behalf of a call whose client has gone.
+// Clients of 2026-07-28 get no messages from the GET stream. To ask such a client, the gateway cancels and repeats a call. That might be
+// the wrong one, even if no other call is running, because a backend may still ask on behalf of a call whose client has gone.
 
-// receiveStrays lets the call receive the stray messages of its session until leave is called.
+// receiveStrays lets the call receive the stray messages of its session until the function leave is called.
 func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
 	// A command needs no GET stream, because package stdio itself hands the stray messages of commands to calls.
 	if x.with.ID == "" || x.backend().Command != nil || x.call.Version.Stateless() || !translate.MayBeAsked(x.call.Capabilities) {

@@ -24,7 +24,7 @@ import (
 
 // A backend of 2026-07-28 may answer a tools/call with a task, and the client then asks about the task by its id (SEP-2663). To the
 // backend, all clients of the gateway may look like one caller, so an id might give access to another client's task. So the gateway gives
-// the client another id, in which it seals the backend and the backend's id for the principal. Any instance can open it without the store.
+// the client another id, an encrypted text with the backend and its id for the task. Any instance can decrypt it without the store.
 //
 // The session-based revisions do not have the extension: "requests proceed as if the client had declared no task capability at all"
 // (SEP-2663, Backward Compatibility). The tasks of 2025-11-25 are another protocol, which the gateway does not offer.
@@ -68,7 +68,7 @@ func checkTaskID(own json.RawMessage) error {
 	return nil
 }
 
-// adaptTask replaces the backend's id of a task in a response by the id for the client. It refuses a task that the client cannot use.
+// adaptTask replaces a backend's task id in a response by the id for the client. It refuses a task that the client cannot use.
 func (x *exchange) adaptTask(m *upstream.Message) error {
 	kind, _ := jsonrpc.String(jsonrpc.Member(m.Result, "resultType"))
 	id := x.call.Name
@@ -128,15 +128,14 @@ func (g *Gateway) relateTask(p auth.Principal, b *backends.Backend, value json.R
 	return jsonrpc.Replace(value, "_meta", jsonrpc.Replace(meta, spec.MetaRelatedTask, related))
 }
 
-// A client's listen request may name tasks. While it is open, the gateway keeps a listen request of its own open at each backend that has
-// one of these tasks, with the credentials that it uses for the client's calls. Package relay, which receives the other notifications of
-// backends, cannot do this, because it uses the operator's credentials.
+// A client's listen request may name tasks. While it is open, the gateway keeps its own listen request open at each backend that has one
+// of these tasks, with the credentials of the client's calls. Package relay cannot do that, because it uses the operator's credentials.
 
 const (
-	// ackTime limits how long a client's listen waits for the acknowledgments of backends. After that, the gateway assumes that the backend
-	// will acknowledge.
+	// ackTime limits how long a client's listen waits for the backends' acknowledgments. Then the gateway assumes that they will
+	// acknowledge.
 	ackTime = 2 * time.Second
-	// After a listen request breaks, the gateway waits for leastPause before the next one, and then longer each time, up to mostPause.
+	// After a listen request breaks, the gateway waits for leastPause before the next one, then longer each time, up to mostPause.
 	leastPause, mostPause = time.Second, 30 * time.Second
 	maxStates             = 16 // task states that wait for a slow client before the gateway stops reading from the backends
 )
@@ -160,8 +159,8 @@ type taskListen struct {
 	honored map[string]bool // the tasks of which the backend sends notifications, by their ids at the backend
 }
 
-// WatchTasks sends the states of the tasks with the given ids to a channel until ctx ends, and closes the channel after the last state.
-// watched has the ids of the tasks whose backends send notifications.
+// WatchTasks sends the states of the tasks with the given ids to the channel states until ctx ends, and closes the channel after the last
+// state. The result watched has the ids of the tasks whose backends send notifications.
 func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (watched []string, states <-chan *api.Task, err error) {
 	if !translate.DeclaresTasks(c.Capabilities) {
 		return nil, nil, translate.MissingTasks()
@@ -210,7 +209,7 @@ func (g *Gateway) WatchTasks(ctx context.Context, c api.Client, ids []string) (w
 	return watched, out, nil
 }
 
-// isHonored reports whether the backend sends notifications of a task. Before the acknowledgment, isHonored assumes that it does.
+// isHonored reports whether the backend sends notifications about a task. Before the acknowledgment, isHonored assumes that it does.
 func (l *taskListen) isHonored(id string) bool {
 	select {
 	case <-l.acked:
@@ -263,8 +262,8 @@ func isPermanent(err error) bool {
 	return errors.Is(err, upstream.ErrAnswer) || errors.Is(err, errUnwatched) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.Unauthenticated)
 }
 
-// params returns params with only a _meta, which has the client's name and capabilities, or the gateway's name if the client's is unknown.
-// The callers add the members of subscriptions/listen or tasks/get.
+// params returns params that contain only a _meta, with the client's name and capabilities, or with the gateway's name if the client's is
+// unknown. The callers add the members of subscriptions/listen or tasks/get.
 func (l *taskListen) params(version spec.Version) json.RawMessage {
 	info := l.client.Info
 	if len(info) == 0 {
@@ -273,8 +272,8 @@ func (l *taskListen) params(version spec.Version) json.RawMessage {
 	return translate.ToStateless(json.RawMessage(`{}`), version, translate.Client{Info: info, Capabilities: l.client.Capabilities})
 }
 
-// listen sends a listen request and reads its stream to the end. It calls acknowledge with the tasks for which the backend acknowledges the
-// request. If again is set, it also sends the tasks' current states to the client, because they may have changed while no stream was open.
+// listen sends a listen request and reads its stream to the end. It calls acknowledge with the tasks that the backend's acknowledgment
+// names. If again is set, it also sends the tasks' current states, because they may have changed while no stream was open.
 func (l *taskListen) listen(ctx context.Context, acknowledge func(map[string]bool), again bool) error {
 	info, err := l.view.LoadInfo(ctx)
 	switch {
@@ -320,8 +319,8 @@ func (l *taskListen) mayUseBackend(ctx context.Context) bool {
 	return l.gateway.FindByServer(ctx, l.client.Principal, l.server) != nil
 }
 
-// readHonored returns the tasks of which the backend will send notifications, from the backend's acknowledgment of a listen request. The
-// keys are the tasks' ids at the backend.
+// readHonored returns the tasks about which the backend will send notifications, from its acknowledgment of a listen request. The keys
+// are the tasks' ids at the backend.
 func readHonored(m upstream.Message) map[string]bool {
 	honored := map[string]bool{}
 	for raw := range jsonrpc.Elements(jsonrpc.Member(jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "notifications"), "taskIds")) {
@@ -332,7 +331,7 @@ func readHonored(m upstream.Message) map[string]bool {
 	return honored
 }
 
-// send sends a state of a task to the client, after it has replaced the task's id. It waits for a slow client.
+// send sends a task's state to the client, after it has replaced the task's id. If the client is slow, send waits.
 func (l *taskListen) send(ctx context.Context, state json.RawMessage) {
 	own, _ := jsonrpc.String(jsonrpc.Member(state, "taskId"))
 	id, ok := l.ids[own]
