@@ -14,16 +14,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// exact is the log on a store that chooses the keys itself, in the order of commits, such as SQLite. A reader that has seen a key has seen
-// every smaller key, so the newest key in the store is a valid position in every partition, even after the clock was set back.
+// exact is the log on a store that chooses the keys itself, in the order of commits, such as SQLite. A reader that has seen a key has
+// seen every smaller key. So the newest key in the store is a valid position in every partition, even after the clock was set back.
 //
 // The store writes an event, its copies in pattern partitions and an index item for its id in one commit, with the same key. So readers
 // find an event at the same position in all of these partitions.
 type exact struct{ log *Log }
 
-// append writes each segment (the events of one log item) and its copies for the matching parents and wildcards in one transaction.
-// Besides the segment and an index item, a transaction has room for 98 copies, and append ignores further patterns. There are no more than
-// 98 if the URI has up to 36 parts between slashes: 35 parents, and 2^6-1 = 63 wildcards, because a URI has at most six variables.
+// append writes each segment (the events of one log item) and its copies for the matching parents and wildcards in one transaction. A
+// transaction has room for the segment, an index item and 98 copies, and append ignores further patterns. There are at most 98 if the URI
+// has up to 36 parts between slashes: 35 parents, and 2^6-1 = 63 wildcards, because a URI has at most six variables.
 func (x exact) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	end, err := x.log.readEnd(ctx, OwnPartition(workspace, uri), uri, events)
 	if err != nil {
@@ -45,9 +45,9 @@ func (x exact) appendAfter(ctx context.Context, workspace, uri string, end logEn
 	return done, err
 }
 
-// appendUnordered looks up the id of each event before it appends the event, because a URI of an unordered event type has several writers.
-// If the queue redelivers a batch, the partition's last segment may be from another writer, so it does not tell which events of the batch
-// the log already has.
+// appendUnordered looks up the id of each event before it appends the event, so that a redelivered batch is not appended twice.
+// [exact.append] only compares a batch with the partition's last segment. This is not enough for an unordered event type, because another
+// writer may have written the last segment.
 func (x exact) appendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (done Appended, err error) {
 	position := x.log.Position()
 	absent := make([]event.Event, 0, len(events))
@@ -74,9 +74,9 @@ func (x exact) appendUnordered(ctx context.Context, workspace, uri string, event
 // putSegment writes a segment and its copies in one commit. It returns 0 instead of the segment's key, because the store chooses the key
 // at the commit.
 //
-// The store's keys never go back. So after the clock was set back, a new key is ahead of the clock. The segment then expires later by the
-// same difference, because otherwise it would expire too early once the clock is corrected. This extra time is at most one retention,
-// because the key may be far too late, for example if the clock was once a year ahead.
+// After the clock was set back, a new key is ahead of the clock, because the store's keys never go back. The segment then expires later
+// by this difference. Otherwise it would expire too early once the clock is corrected. The difference is limited to one retention,
+// because the keys may be far ahead, for example if the clock was once a year ahead.
 func (x exact) putSegment(ctx context.Context, p Partition, s segment, _ int64, copies ...Partition) (int64, error) {
 	item, life, err := x.log.newItem(p, s)
 	if err != nil {
@@ -105,12 +105,12 @@ func (x exact) replace(ctx context.Context, item store.Item, erased []event.Even
 	return x.log.DB.WriteAll(ctx, ops...)
 }
 
-// idPartition returns the partition of the index items for an event id, with which [exact.visitID] finds the event's segment. An index
-// item has the segment's sort key. Its value is the event's URI, which tells the segment's partition.
+// idPartition returns the partition of the index items for an event id, with which [exact.visitID] finds the event's segment (log item).
+// An index item has the segment's sort key. Its value is the event's URI, which identifies the segment's partition.
 func idPartition(workspace, id string) string { return "id#" + workspace + "#" + id }
 
-// addIDItems appends the writes of the events' index items to ops. The first op must write the events' segment, so that the index items
-// get the same stamp.
+// addIDItems appends the operations that write the events' index items (see idPartition) to ops. The first operation must write the
+// events' segment, because the index items get the same key from the store.
 func addIDItems(ops []store.Op, events []event.Event) []store.Op {
 	op := ops[0]
 	op.Span, op.Item.Version = store.SameStamp, 0
@@ -127,12 +127,12 @@ func addIDItems(ops []store.Op, events []event.Event) []store.Op {
 	return ops
 }
 
-// maxSameID limits how many events with the same id a lookup by id checks. It checks the newest ones.
+// maxSameID limits how many events with the same id are checked when an event is looked up by its id. The newest ones are checked.
 const maxSameID = 100
 
 // visitID calls visit with the segments that have an event with the given id and whose keys are greater than since. It begins with the
-// newest segment and stops when visit returns true. If uri is not empty, it skips segments of other URIs. It calls visit with nil for a
-// segment that has just expired.
+// newest segment, and stops when visit returns true. It calls visit with nil for a segment that has just expired. If uri is not empty, it
+// skips segments of other URIs.
 func (x exact) visitID(ctx context.Context, workspace, id, uri string, since int64, visit func(segment *store.Item) (done bool)) error {
 	page, err := x.log.DB.Query(ctx, store.Query{
 		Table: store.Log, Partition: idPartition(workspace, id), After: sortKey(max(since, 0)), Reverse: true, Limit: maxSameID,
@@ -153,7 +153,7 @@ func (x exact) visitID(ctx context.Context, workspace, id, uri string, since int
 	return nil
 }
 
-// has reports whether the log has an event. If the log has no entry since the event was published, has needs no read.
+// has reports whether the log has an event. It reads nothing if the log has no entry since the event was published.
 func (x exact) has(ctx context.Context, e *event.Event) (found bool, err error) {
 	since := e.Published.Add(-2 * MaxSkew).UnixMicro()
 	if since > x.log.DB.End() {
@@ -168,9 +168,9 @@ func (x exact) has(ctx context.Context, e *event.Event) (found bool, err error) 
 	return found, err
 }
 
-// stamped is the log on a store without an order of commits, such as DynamoDB. Writers make the keys with their own clocks. A URI's own
-// partition has one writer at a time, so its keys grow. In other partitions, a smaller key may be committed after a larger one, so readers
-// read the last few seconds again ([Log.LookBack]).
+// stamped is the log on a store that does not order commits, such as DynamoDB. Writers choose the keys by their own clocks. The own
+// partition of a URI has one writer at a time, so its keys grow. In other partitions, a smaller key may be committed after a larger one,
+// so readers read the last few seconds again ([Log.LookBack]).
 type stamped struct{ log *Log }
 
 func (s stamped) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
@@ -244,24 +244,24 @@ func (s stamped) replace(ctx context.Context, item store.Item, _ []event.Event) 
 	return s.log.DB.WriteAll(ctx, store.Put(item))
 }
 
-// mayUse reports whether the copy of an event in a pattern partition may get the same stamp as the event. An old stamp is not allowed,
-// because a reader may already have read past it. A stamp far in the future is not allowed either, because readers would read the copy
-// again and again.
+// mayUse reports whether the copy of an event in a pattern partition may get the same key (stamp) as the event. The stamp must not be
+// old, because a reader may already have read past it. It must not be far in the future, because readers would read the copy again and
+// again.
 func (s stamped) mayUse(stamp int64) bool {
 	age := s.log.Time().UnixMicro() - stamp
 	return age <= SlowAppend.Microseconds() && age >= -2*MaxSkew.Microseconds()
 }
 
-// AppendPatterns appends copies of the events of one URI to the partitions of the patterns with the given keys. Call it only if writers
-// stamp the keys (see the package comment), because in an exact log [Log.Append] has already written the copies.
+// AppendPatterns appends copies of the events of one URI to the partitions of the patterns with the given keys. It is only for logs whose
+// writers choose the keys (see the package comment). In other logs, [Log.Append] has already written the copies.
 //
-// The parameter done is the result of appending the events to their own partition. The copies get the same keys as those events, unless
-// the keys are too old or too far in the future (see [stamped.mayUse]). So a reader of a pattern gets the events of a URI in order even if
-// the clocks of two writers differ. If done has no keys, as for an unordered event type, the copies get keys from the clock. With unordered
-// set, the shard depends on the event's id instead of the URI.
+// The parameter done is the result of appending the events to their own partition. The copies get the same keys as the events, so that a
+// reader of a pattern gets the events of a URI in order even if two writers' clocks differ. If there are no such keys or they are
+// unsuitable (see [stamped.mayUse]), the copies get keys from the clock. If unordered is true, an event's id chooses its shard (one of
+// [Shards] partitions), and otherwise its URI.
 //
-// AppendPatterns writes to the partitions concurrently. If it wrote to one after the other on a slow store, a large batch could take
-// longer than a Lambda function may run, and each retry would fail in the same way.
+// AppendPatterns writes to the partitions concurrently. Otherwise, on a slow store, a large batch could take longer than a Lambda
+// function may run, and each retry would fail in the same way.
 func (l *Log) AppendPatterns(ctx context.Context, done Appended, events []event.Event, keys []string, unordered bool) error {
 	shards := map[int][]event.Event{}
 	for _, e := range events {
@@ -283,8 +283,8 @@ func (l *Log) AppendPatterns(ctx context.Context, done Appended, events []event.
 
 const maxPatterns = 8 // patterns that putPatterns writes concurrently
 
-// putPatterns appends the events of the parameter part to shard number i of each pattern. stamps has the keys of these events in their own
-// partition, by event id. It is empty for an unordered event type.
+// putPatterns appends the events of the parameter part to shard number i of each pattern. The parameter stamps has the events' keys in
+// the own partition of their URI, by event id. It is empty for an unordered event type.
 func (l *Log) putPatterns(ctx context.Context, i int, part []event.Event, stamps map[string]int64, keys []string) error {
 	write, ctx := errgroup.WithContext(ctx)
 	write.SetLimit(maxPatterns)

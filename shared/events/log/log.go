@@ -52,25 +52,25 @@ import (
 
 const (
 	// Window is how long before its position a reader starts to read again in a partition with several writers, because a smaller key may
-	// be committed after larger ones. An append may take [SlowAppend] (2 s), the writer's clock may be slow by [MaxSkew] (1 s) and the
-	// reader's clock fast by as much. The remaining second is a safety margin.
+	// be committed after larger ones. An append may take [SlowAppend] (2 s), the writer's clock may be slow by [MaxSkew] (1 s), and the
+	// reader's clock may be fast by as much. The remaining second is a safety margin.
 	Window = 5 * time.Second
-	// SlowAppend limits the time from choosing the key of an append to its commit. An append that takes longer is repeated with a new key.
+	// SlowAppend limits the time from choosing the key of an entry to its commit. An append that takes longer is repeated with a new key.
 	SlowAppend = 2 * time.Second
-	// MaxSkew is how far a clock may be from the true time.
+	// MaxSkew is how far the clocks of this system may be from the true time.
 	MaxSkew = time.Second
-	// Shards is the number of partitions for the events of one parent or wildcard or, on DynamoDB, of one URI of an unordered event type,
-	// because DynamoDB limits the writes per second to one partition.
+	// Shards is the number of partitions for the events of one parent or wildcard. On DynamoDB, it is also the number of partitions for
+	// one URI of an unordered event type. There are several because DynamoDB limits the writes per second to one partition.
 	Shards = 8
 )
 
-// Entry is one entry of the log: an event, a notice of a topic, or a mark that some of them are missing ([Entry.Lost]).
+// Entry is one entry of the log: an event, a notice, or a mark that events or notices are missing ([Entry.Lost]).
 type Entry struct {
 	// Key is the position of the entry, in microseconds since 1970. Entries of different partitions may have the same key.
 	Key int64
-	// Event is set if the entry is an event, i.e. in a partition of a URI or pattern.
+	// Event is set if the entry is an event, in a partition of a URI or pattern.
 	Event *event.Event
-	// NoticeID and Notice are set if the entry is a notice, i.e. in a topic's partition.
+	// NoticeID and Notice are set if the entry is a notice, in a partition of a topic.
 	NoticeID string
 	Notice   json.RawMessage
 	// Lost says that events or notices are missing at this position, because an item cannot be decoded or a backend has lost events.
@@ -80,7 +80,7 @@ type Entry struct {
 }
 
 func eventEntry(key int64, e *event.Event) Entry {
-	// Include the time of publication. A few minutes after an event, its publisher may use the same id for another event.
+	// Include the publication time, because a publisher may use an id for another event a few minutes later.
 	id := e.Key() + "#" + strconv.FormatInt(e.Published.UnixMicro(), 36)
 	if e.Gap {
 		return Entry{Key: key, Lost: true, id: id}
@@ -97,40 +97,41 @@ func (e Entry) ID() string {
 	return e.NoticeID
 }
 
-// Log is the event log.
+// Log is the event log. See the package comment.
 type Log struct {
 	DB store.DB
 	// Retention is how long the log keeps entries; 0 is 24 hours.
 	Retention time.Duration
-	// Now is the clock with which this process stamps entries; nil is [time.Now].
+	// Now is the clock from which this process takes the keys of entries; nil is [time.Now].
 	Now func() time.Time
 	// Logger logs failures; nil is [slog.Default].
 	Logger *slog.Logger
 
-	// Slow counts appends that took longer than [SlowAppend].
+	// Slow counts the appends that took longer than [SlowAppend] and were repeated.
 	Slow atomic.Int64
-	// Skewed counts times from other processes, in log keys and queue messages, that are more than twice [MaxSkew] ahead of this process's
-	// clock.
+	// Skewed counts times, in the log keys and queue messages of other processes, that are more than twice [MaxSkew] ahead of this
+	// process's clock.
 	Skewed atomic.Int64
-	// Late counts entries that readers got only thanks to the safety margin in [Window], because their commit was later than [SlowAppend]
-	// and [MaxSkew] allow.
+	// Late counts the entries that were committed later than [SlowAppend] and [MaxSkew] allow. Readers got them only thanks to the safety
+	// margin in [Window].
 	Late atomic.Int64
-	// Broken counts items that readers could not decode. If a later release of the server wrote such an item, readers stop before it.
-	// Otherwise they get an entry with [Entry.Lost] instead.
+	// Broken counts the items that readers could not decode. If a later release of the server wrote an item, readers stop before it. For
+	// other items, readers get an entry with [Entry.Lost] instead.
 	Broken atomic.Int64
 
 	broken  bounded.Map[store.Key, bool] // broken items that this process has already counted and logged
 	batches batches
-	// appended is when this process last appended to a partition, in microseconds since 1970. Only [exact] uses it.
+	// appended is the time at which this process last appended to a partition, in microseconds since 1970, by the partition's name. Only
+	// [exact] uses it.
 	appended bounded.Map[string, int64]
 }
 
 func (l *Log) logger() *slog.Logger { return cmp.Or(l.Logger, slog.Default()) }
 
-// Time returns the current time of the clock with which this process stamps entries.
+// Time returns the current time of the clock from which this process takes the keys of entries.
 func (l *Log) Time() time.Time { return periodic.Clock(l.Now)() }
 
-// Oldest returns the start of the time for which entries are kept. The log is guaranteed to have all entries with this key or a later one.
+// Oldest returns the key from which on the log is guaranteed to have all entries. Older entries may have expired.
 func (l *Log) Oldest() int64 { return l.Time().Add(-l.MinRetention()).UnixMicro() }
 
 // KeptUntil returns the time until which the log is guaranteed to keep an entry that is written now.
@@ -139,11 +140,11 @@ func (l *Log) KeptUntil() time.Time { return l.Time().Add(l.MinRetention()) }
 // MinRetention returns how long the log is guaranteed to keep entries.
 func (l *Log) MinRetention() time.Duration { return cmp.Or(l.Retention, 24*time.Hour) }
 
-// StartPosition returns the position from which a reader reads a partition in which its cursor c has the position at. The parameter floor
-// is the earliest position allowed, because older entries have expired or the reader does not want them.
+// StartPosition returns the position after which a reader starts to read a partition, if its cursor c has the position at in this
+// partition. The parameter floor is the earliest position allowed, because older entries have expired or the reader does not want them.
 //
-// truncated reports whether the reader may miss events, because at is before floor. But a cursor that was given after floor misses no
-// events even if at is older, because no events were written between at and the time at which the cursor was given.
+// The result truncated reports whether the reader may miss events, because at is before floor. It is false if the cursor was given to the
+// client after floor, because no events were written between at and that time ([Cursor.Given]).
 func (l *Log) StartPosition(c Cursor, at, floor int64) (start int64, truncated bool) {
 	if max(at, c.Given) >= floor {
 		return at, false
@@ -161,15 +162,17 @@ func (l *Log) endBefore(lag time.Duration) int64 {
 	return l.Time().Add(-lag).UnixMicro()
 }
 
-// Position returns the position from which a reader finds everything that is published from now on. If the store chooses the keys, this is
-// the newest key. Otherwise it is twice [MaxSkew] before now, because the clock of the next writer may be slow and this one fast.
+// Position returns the position after which a reader finds everything that is published from now on. If the store chooses the keys, this
+// is the newest key. Otherwise it is twice [MaxSkew] before now, because the clock of the next writer may be slow and this process's
+// clock fast.
 func (l *Log) Position() int64 { return l.endBefore(2*MaxSkew + time.Microsecond) }
 
-// SettledPosition returns a position up to which no further key will be committed to any partition.
+// SettledPosition returns a position at which the log is complete: no entry with this key or a smaller key will still be committed to any
+// partition.
 func (l *Log) SettledPosition() int64 { return l.endBefore(Window) }
 
-// EndOf returns the position at the end of one URI's events. This is [Log.Position] or, if that is later, the key of the URI's last entry.
-// The key can be later, for example, because the clock was set back.
+// EndOf returns the position at the end of one URI's events. This is [Log.Position] or, if that is greater, the key of the URI's last
+// entry. The key is greater, for example, if the clock was set back.
 func (l *Log) EndOf(ctx context.Context, workspace, uri string) (int64, error) {
 	at := l.Position()
 	if l.TotalOrder() {
@@ -187,8 +190,8 @@ func (l *Log) EndOf(ctx context.Context, workspace, uri string) (int64, error) {
 	return at, nil
 }
 
-// LookBack returns how far before its last position a reader must read the partition p again, because smaller keys may have been committed
-// late. It returns 0 if the keys of p grow in the order of commits.
+// LookBack returns how far before its last position a reader must read the partition p again, because smaller keys may have been
+// committed after larger ones. It returns 0 if the keys of p grow in the order of commits.
 func (l *Log) LookBack(p Partition) time.Duration {
 	if p.single || l.TotalOrder() {
 		return 0
@@ -197,8 +200,10 @@ func (l *Log) LookBack(p Partition) time.Duration {
 }
 
 // GivenAt returns the [Cursor.Given] of a cursor whose position was the end of the log at the given time (in microseconds since 1970). If
-// the store chooses the keys, it returns the time, because the end of the log does not move while no events are published, and the cursor
-// would seem to become too old. If writers make the keys, the end moves with the clock, so Given is not needed and GivenAt returns 0.
+// the store chooses the keys, this is the same time. The end of the log then stays where it is while no events are published, so without
+// Given, the cursor would seem to become too old.
+//
+// If writers choose the keys, the end of the log moves with the clock, so Given is not needed and GivenAt returns 0.
 func (l *Log) GivenAt(at int64) int64 {
 	if l.TotalOrder() {
 		return at
@@ -206,12 +211,13 @@ func (l *Log) GivenAt(at int64) int64 {
 	return 0
 }
 
-// TotalOrder reports whether the store stamps keys. If it does, the keys of all partitions grow in the order of commits, and
-// all copies of an event have the same key. Package stream needs this to choose how a feed merges partitions.
+// TotalOrder reports whether the store chooses the keys. If it does, the keys of all partitions grow in the order of commits, and all
+// copies of an event have the same key. Package stream needs this to choose how a feed merges partitions.
 func (l *Log) TotalOrder() bool { return l.DB.Local() }
 
-// PartitionsOf returns the partitions that hold the events of one URI. If the event type is unordered and [Log.Spreads] is true,
-// they include the URI's own partition, which has the events from before the type became unordered.
+// PartitionsOf returns the partitions that hold the events of one URI. If the event type is unordered and [Log.Spreads] is true, the
+// events are spread over several partitions. The result then also has the URI's own partition, which has the events from before the type
+// became unordered.
 func (l *Log) PartitionsOf(workspace, uri string, unordered bool) []Partition {
 	own := OwnPartition(workspace, uri)
 	if !unordered || !l.Spreads() {
@@ -221,14 +227,14 @@ func (l *Log) PartitionsOf(workspace, uri string, unordered bool) []Partition {
 	return append(PatternPartitions(workspace, uri), own)
 }
 
-// Spreads reports whether the log spreads the events of an unordered type over several partitions.
+// Spreads reports whether the log spreads the events of a URI over several partitions if their type is unordered.
 func (l *Log) Spreads() bool { return !l.TotalOrder() }
 
 // Append appends events of one URI, in order, to the URI's own partition of the log, and to the partitions of the patterns with the given
 // keys. No other process may append events of this URI at the same time.
 //
-// If the queue delivers an interrupted batch again, Append skips the events that the URI's partition already has. But it appends the events
-// again if readers may have missed them, because their first commit took too long.
+// If the queue redelivers a batch after an interruption, Append skips the events that the URI's partition already has. But it appends
+// them again if readers may have missed them, because their first commit took too long.
 func (l *Log) Append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	return l.appender().append(ctx, workspace, uri, events, patterns)
 }
@@ -238,8 +244,9 @@ func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events
 	return l.appender().appendUnordered(ctx, workspace, uri, events, patterns)
 }
 
-// AppendNew appends events like [Log.Append], if the caller knows that the log does not have them yet and [Log.TotalOrder] is true. So it
-// need not read the end of the partition if this process has appended to the partition before. The events may be of an unordered type.
+// AppendNew appends events like [Log.Append], if the caller knows that the log does not have them yet and that [Log.TotalOrder] is true.
+// So it need not read the end of the URI's partition, unless this process has never appended to it. The events may be of an unordered
+// type.
 func (l *Log) AppendNew(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	last, known := l.appended.Get(OwnPartition(workspace, uri).name)
 	if !known {
@@ -248,8 +255,8 @@ func (l *Log) AppendNew(ctx context.Context, workspace, uri string, events []eve
 	return exact{l}.appendAfter(ctx, workspace, uri, logEnd{key: last, position: l.Position(), fresh: events}, patterns)
 }
 
-// ByID returns the newest event with an id, or nil. If uri is not empty, it looks only for events of that URI. indexed reports
-// whether the log has an index of ids. Without an index, ByID returns nil without a read. Only a store that stamps keys has an
+// ByID returns the newest event with an id, or nil. If uri is not empty, it looks only for events of that URI. The result indexed reports
+// whether the log has an index of ids. Without an index, ByID returns nil without a read. Only a store that chooses the keys has an
 // index, because DynamoDB bills every item of an index.
 func (l *Log) ByID(ctx context.Context, workspace, id, uri string) (e *event.Event, indexed bool, err error) {
 	if !l.TotalOrder() {
@@ -268,10 +275,10 @@ func (l *Log) ByID(ctx context.Context, workspace, id, uri string) (e *event.Eve
 type appender interface {
 	append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error)
 	appendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error)
-	// putSegment writes one segment and returns the key of its last entry, which is greater than floor. If the store chooses the keys,
-	// putSegment returns 0, and also writes the segment to the partitions in copies in the same commit.
+	// putSegment writes one segment (log item) and returns the key of its last entry, which is greater than floor. If the store chooses
+	// the keys, putSegment returns 0, and also writes the segment to the partitions in the parameter copies, in the same commit.
 	putSegment(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error)
-	// replace writes the item of a segment again, and removes the erased events from the index of ids.
+	// replace overwrites the item of a segment after some of its events were erased, and removes these events from the index of ids.
 	replace(ctx context.Context, item store.Item, erased []event.Event) error
 }
 
@@ -314,8 +321,9 @@ func shardPartition(workspace, key string, i int) Partition {
 	return Partition{name: fmt.Sprintf("w#%s#%d#%s", workspace, i, key)}
 }
 
-// shardOf returns the number of the shard for a URI. All events of a URI are in one shard, so that readers see them in order. For an
-// unordered event type, the caller passes the event's id instead of the URI, so that the events are spread over all shards.
+// shardOf returns which shard (one of [Shards] partitions) has the events of a URI. All events of a URI are in one shard, so that readers
+// see them in order. For an unordered event type, the caller passes the event's id instead of the URI, so that the events are spread over
+// all shards.
 func shardOf(uri string) int {
 	h := fnv.New32a()
 	h.Write([]byte(uri))
@@ -330,12 +338,12 @@ func TopicPartition(workspace, topic string) Partition {
 // Name returns the partition's name in the store. A [store.Watcher] needs it.
 func (p Partition) Name() string { return p.name }
 
-// stampSize is the number of digits of a stamp (an entry's time) in a sort key.
+// stampSize is the number of digits of a key (an entry's time) in the sort key of an item.
 const stampSize = 16
 
 func sortKey(stamp int64) string { return fmt.Sprintf("%0*d", stampSize, stamp) }
 
-// afterKey returns a sort key that follows all items with the given stamp.
+// afterKey returns a sort key that follows all items with the given key (an entry's time).
 func afterKey(stamp int64) string { return sortKey(max(stamp, 0)) + "~" }
 
 func parseKey(sort string) (int64, error) {
@@ -361,9 +369,8 @@ type Interest struct {
 	Until time.Time
 }
 
-// FirstPosition returns the earliest position of a cursor that was given after Since. A reader with an earlier cursor may miss events. The
-// result is before Since, because a cursor's position may be up to [Window] before the time at which the cursor was given, and because
-// clocks differ.
+// FirstPosition returns the earliest position of a cursor with which a reader misses no events of the pattern. It is before Since,
+// because a cursor's position may be up to [Window] before the time at which the client got the cursor, and because clocks differ.
 func (in Interest) FirstPosition() int64 { return in.Since - (Window + 2*MaxSkew).Microseconds() }
 
 // InterestKey returns the key of the item that holds the [Interest] in a pattern.
@@ -373,9 +380,11 @@ func InterestKey(workspace, key string) store.Key {
 
 const untilCount = "until"
 
-// RecordInterest makes fanout write to the partitions of a pattern until the given time, and for at least one retention from now. In the
-// returned interest, Since is the position from which fanout does so. The caller must first record that the pattern's shape is in use (see
-// Shape in package match), because fanout looks for interests only in patterns with such shapes.
+// RecordInterest makes fanout write to the partitions of the pattern with the given key until the given time, and for at least one
+// retention from now. It returns the interest, whose Since says from which position on fanout writes there.
+//
+// The caller must first record that the pattern's shape is in use (see Shape in package match), because fanout looks for interests only
+// in patterns with such shapes.
 func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until time.Time) (Interest, error) {
 	k := InterestKey(workspace, key)
 	if kept := l.KeptUntil(); until.Before(kept) {
@@ -398,7 +407,8 @@ func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until t
 			if until.Sub(had.Until) <= l.MinRetention()/16 { // a renewal is not due yet
 				return had, nil
 			}
-			// The version is Since. Each renewal adds a microsecond to it, so that of two concurrent renewals one fails and tries again.
+			// The item's version is Since. Each renewal adds a microsecond to it, so that one of two concurrent renewals fails and is
+			// repeated.
 			item.Version = had.Since + 1
 		}
 		err = l.DB.Write(ctx, store.Put(item, cond))
@@ -411,8 +421,8 @@ func (l *Log) RecordInterest(ctx context.Context, workspace, key string, until t
 	}
 }
 
-// interestMargin is how long the store keeps an interest's item after the interest has ended, so that a store whose clock is a little fast
-// does not delete the item too early.
+// interestMargin is how long the store keeps an interest's item after the interest has ended. Otherwise a store whose clock is a little
+// fast could delete the item too early.
 const interestMargin = time.Hour
 
 // LoadInterest returns the interest in a pattern, or the zero value if its item does not exist or has expired.
@@ -421,7 +431,7 @@ func (l *Log) LoadInterest(ctx context.Context, workspace, key string) (Interest
 	return ReadInterest(it), err
 }
 
-// ReadInterest decodes an interest. For a nil item, it returns the zero value.
+// ReadInterest decodes the item of an interest. For a nil item, it returns the zero value.
 func ReadInterest(it *store.Item) Interest {
 	if it == nil {
 		return Interest{}
@@ -429,10 +439,11 @@ func ReadInterest(it *store.Item) Interest {
 	return Interest{Since: it.Version, Until: time.Unix(it.Counts[untilCount], 0)}
 }
 
-// LatestBelow returns up to n of the newest events of the sub-resources of a parent, oldest first, with up to [LatestBytes] of payloads.
-// The function wants reports whether the caller wants the events of a URI, and whether the URI's event type is unordered. To limit the
-// work, LatestBelow calls wants only for the first [maxKnown] sub-resources, and reads only the [maxChildren] wanted ones that
-// [Log.RecordChild] recorded last.
+// LatestBelow returns up to n of the newest events of a parent's sub-resources, oldest first, with up to [LatestBytes] of payloads. The
+// function wants reports whether the caller wants the events of a URI, and whether the URI's event type is unordered.
+//
+// To limit the work, LatestBelow calls wants only for the first [maxKnown] sub-resources. Of the wanted ones, it reads only the
+// [maxChildren] that [Log.RecordChild] recorded last.
 func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int, wants func(uri string) (wanted, unordered bool)) ([]event.Event, error) {
 	var children []store.Item
 	unordered := map[string]bool{}
@@ -479,7 +490,7 @@ func (l *Log) ListBelow(ctx context.Context, workspace, parent string, n int) (u
 	return uris, err
 }
 
-// eachBelow calls take with pages of items for up to n sub-resources of a parent. An item's sort key is the sub-resource's URI.
+// eachBelow calls take with pages of items for up to n sub-resources of a parent. The sort key of an item is the sub-resource's URI.
 func (l *Log) eachBelow(ctx context.Context, workspace, parent string, n int, take func(page []store.Item)) error {
 	q := store.Query{Table: store.Log, Partition: childrenOf(workspace, parent)}
 	for more := true; more && n > 0; {

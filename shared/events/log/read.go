@@ -20,23 +20,25 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Read returns a page of the entries of p whose keys are greater than the parameter after, oldest first. limit is the approximate number
-// of items to read, and an item holds one or more entries. If more is true, the caller gets the next page by passing next as after. If
-// more is false, the caller has all entries with keys up to next that were committed before the call. If a later release wrote the first
-// item, Read fails with [ErrLater]. For an item that cannot be decoded, it returns an entry with [Entry.Lost].
+// Read returns a page of the entries of p whose keys are greater than the parameter after, oldest first. The parameter limit is the
+// approximate number of items to read, which hold one or more entries each. If more is true, the caller passes next as after to get the
+// next page. Otherwise the caller has all entries with keys up to next that were committed before the call.
+//
+// If a later release of the server wrote the first item, Read fails with [ErrLater]. For an item that cannot be decoded, it returns an
+// entry with [Entry.Lost].
 func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.ReadUntil(ctx, p, after, l.DB.End(), limit)
 }
 
 // ReadUntil reads like [Log.Read], but only up to the position end, which the caller got from [Log.SettledPosition]. Readers of several
-// partitions pass the same end to all reads, so that they see all partitions at the same moment. If writers make the keys, ReadUntil
-// ignores end.
+// partitions pass the same end for each of them, so that they see all partitions at the same moment. If writers choose the keys,
+// ReadUntil ignores end.
 func (l *Log) ReadUntil(ctx context.Context, p Partition, after, end int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.read(ctx, p, after, end, limit, false)
 }
 
-// ReadPast reads like [Log.Read], but does not stop before an item that a later release wrote. Instead, it returns an entry with
-// [Entry.Lost] for the item, for readers that cannot wait for that release.
+// ReadPast reads like [Log.Read], but does not stop before an item that a later release of the server wrote. It returns an entry with
+// [Entry.Lost] for the item instead, because its callers cannot wait for that release.
 func (l *Log) ReadPast(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.read(ctx, p, after, l.DB.End(), limit, true)
 }
@@ -92,8 +94,8 @@ func (l *Log) read(ctx context.Context, p Partition, after, end int64, limit int
 	return entries, page.More, next, nil
 }
 
-// completeStamp reads the remaining items with the same stamp as the page's last item and adds them to the page. Otherwise readers would
-// miss them, because the next page begins after that stamp.
+// completeStamp reads the remaining items with the same key as the page's last item, and adds them to the page. Otherwise readers would
+// miss them, because the next page begins after that key.
 func (l *Log) completeStamp(ctx context.Context, p Partition, page *store.Page) error {
 	if len(page.Last) < stampSize {
 		return nil
@@ -146,7 +148,7 @@ func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool,
 	return events, nil
 }
 
-// positionedEvent is an event with its place in the log, which [Log.Latest] needs for sorting.
+// positionedEvent is an event with its position in the log, by which [Log.Latest] sorts events.
 type positionedEvent struct {
 	segment  string // the sort key of the event's segment
 	position int    // the index of the event in the segment
@@ -154,8 +156,8 @@ type positionedEvent struct {
 	event    event.Event
 }
 
-// takeFitting returns the first events, at most n, whose payloads together fit into [LatestBytes]. It returns the first event even if that
-// is larger. It sets the elements that it does not return to zero, so that the garbage collector can free their payloads.
+// takeFitting returns the first events, at most n, whose payloads together fit into [LatestBytes]. It returns the first event even if its
+// payload is larger. It sets the other elements of the slice to zero, so that the garbage collector can free their payloads.
 func takeFitting[T any](events []T, n int, size func(T) int) []T {
 	fit, bytes := 0, 0
 	for fit < min(n, len(events)) {
@@ -168,8 +170,9 @@ func takeFitting[T any](events []T, n int, size func(T) int) []T {
 	return events[:fit]
 }
 
-// Newest returns a page of up to n events, newest first, that were written to the partitions between since and until. For the first page,
-// the parameter before is "". For each further page, it is the previous page's next, which is "" after the last page.
+// Newest returns a page of up to n events, newest first, that were written to the partitions between since and until. The parameter
+// before is "" for the first page, and the result next of the previous page for each further page. The result next is "" after the last
+// page.
 func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (events []event.Event, next string, err error) {
 	at, skip := parsePosition(before)
 	if before = at; skip > 0 {
@@ -208,8 +211,8 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 }
 
 // newestItems returns up to n items of each partition, newest first. It considers only items that were written between since and until,
-// and whose sort keys are less than the parameter before. If a partition has more than n such items, items with sort keys less than floor
-// may be missing in the result.
+// and whose sort keys are less than the parameter before. If a partition has more than n such items, the result may lack items whose sort
+// keys are less than floor.
 func (l *Log) newestItems(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (items []store.Item, floor string, err error) {
 	for _, p := range parts {
 		q := store.Query{Table: store.Log, Partition: p.name, Reverse: true, Before: before, Limit: n}
@@ -231,12 +234,12 @@ func (l *Log) newestItems(ctx context.Context, parts []Partition, since, until t
 	return items, floor, nil
 }
 
-// formatPosition encodes a position for [Log.Newest]. The position is after the first n events with the given sort key. n counts the
-// events of all items with this key, because items of several partitions may have the same one.
+// formatPosition encodes a position for [Log.Newest]. The position is after the first n events with the given sort key. Items of several
+// partitions may have this sort key, and n counts the events of all of them.
 func formatPosition(sort string, n int) string { return fmt.Sprintf("%s/%d", sort, n) }
 
-// parsePosition decodes a position from formatPosition. A position from the previous release has no number, and is after all events with
-// the sort key.
+// parsePosition decodes a position that formatPosition encoded. A position that the previous release encoded has no number, and is after
+// all events with its sort key.
 func parsePosition(text string) (sort string, n int) {
 	sort, number, _ := strings.Cut(text, "/")
 	n, _ = strconv.Atoi(number) // 0 if the number is invalid, because a caller invented the position
@@ -260,9 +263,9 @@ func (l *Log) NewestBatches(ctx context.Context, parts []Partition, since time.T
 	return events, nil
 }
 
-// Find returns the event with an id in the partitions of a URI, or nil if it does not find the event. An id made by [event.NewID] contains
-// its time, so Find looks at n items of each partition from that time on. For any other id, it looks at the newest n items of all
-// partitions.
+// Find returns the event with an id from the partitions of a URI, or nil if it does not find the event. An id that [event.NewID] made
+// contains its time, so Find looks at n items of each partition from that time on. For any other id, it looks at the newest n items of
+// all partitions together.
 func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*event.Event, error) {
 	made, ok := event.TimeOfID(id)
 	if !ok {
@@ -303,16 +306,18 @@ type Cursor struct {
 	At int64
 	// Sent has the hashes (see [Sealer.Hash]) of entries after At that were also sent to the client. There are at most [MaxSent].
 	Sent []uint64
-	// Places has separate positions for some partitions, at most [MaxPlaces]. In these partitions, they count instead of At.
+	// Places has separate positions for some partitions, at most [MaxPlaces]. In these partitions, the separate position applies instead
+	// of At.
 	Places []Place
-	// Given is the time at which At was the end of the log, in the unit of At; 0 is unknown. Every entry after At was written after Given.
-	// So a cursor is not too old if Given is recent, even if At is old because no events were published for a long time.
+	// Given is the time at which At was the end of the log, in the unit of At; 0 is unknown. Every entry after At was written after
+	// Given. So a cursor is not too old if Given is recent, even if At is old because no events were published for a long time.
 	Given int64
-	// Last is when a poll last returned events, in the unit of At; 0 is unknown. It only affects how soon the client should poll again.
+	// Last is when a poll last returned events, in the unit of At; 0 is unknown. It only affects how soon the server tells the client to
+	// poll again.
 	Last int64
 }
 
-// Place is a cursor's position in one partition. In that partition, it counts instead of [Cursor.At].
+// Place is a cursor's position in one partition, which applies in that partition instead of [Cursor.At].
 type Place struct {
 	Partition uint64 // the keyed hash of the partition's name; see [Sealer.PlaceOf]
 	At        int64
@@ -325,14 +330,14 @@ const MaxPlaces = 16
 // that resumes from the cursor gets these entries again, but it never misses any.
 const MaxSent = 64
 
-// Sealer encodes cursors as opaque tokens. It authenticates them with a key of the deployment, so that a client cannot change a token or
-// use it in another workspace.
+// Sealer encodes cursors as opaque tokens. It authenticates a token with a key of the deployment, so that a client cannot change the
+// token or use it in another workspace.
 type Sealer struct {
 	key     []byte
 	hashers sync.Pool // HMACs with the key, which sum reuses
 }
 
-// NewSealer returns a sealer. The key has at least 32 random bytes and is the same in all instances.
+// NewSealer returns a sealer. The key must have at least 32 random bytes, and must be the same in all processes of the deployment.
 func NewSealer(key []byte) (*Sealer, error) {
 	if len(key) < 32 {
 		return nil, fault.New(fault.Internal, "the cursor key has %d bytes (allowed: at least 32)", len(key))
@@ -340,8 +345,8 @@ func NewSealer(key []byte) (*Sealer, error) {
 	return &Sealer{key: slices.Clone(key)}, nil
 }
 
-// A token begins with its version. Version 1 contains At. Version 2 adds Last. Version 3 adds Given, the number of places and the places.
-// In all versions, the hashes of Sent come last.
+// A token begins with its version. In version 1, [Cursor.At] follows. Version 2 adds Last. Version 3 adds Given, the number of places,
+// and the places. In all versions, the hashes of Sent come last.
 const (
 	tokenVersion       = 1
 	tokenVersionLast   = 2
@@ -379,7 +384,7 @@ func (s *Sealer) Seal(workspace string, c Cursor) string {
 	return opaque.Encode(b)
 }
 
-// Open decodes a token. If this deployment did not seal the token for the workspace, Open returns an error of kind Invalid.
+// Open decodes a token. It returns an error of kind Invalid if this deployment did not make the token for the workspace.
 func (s *Sealer) Open(workspace, token string) (Cursor, error) {
 	bad := fault.New(fault.Invalid, "the cursor is not one of this server")
 	if len(token) > maxToken {
@@ -429,7 +434,7 @@ func (s *Sealer) mac(workspace string, body []byte) []byte {
 	return s.sum("cursor\x00"+workspace+"\x00", body)[:macSize]
 }
 
-// sum returns the keyed hash of begin followed by rest. It reuses hashers, because creating one takes longer than hashing.
+// sum returns the keyed hash of begin followed by rest. It reuses hash objects, because creating one takes longer than hashing.
 func (s *Sealer) sum(begin string, rest []byte) []byte {
 	h, ok := s.hashers.Get().(hash.Hash)
 	if !ok {
@@ -442,7 +447,8 @@ func (s *Sealer) sum(begin string, rest []byte) []byte {
 	return h.Sum(nil)
 }
 
-// PositionIn returns the position of a cursor in a partition: a separate position ([Cursor.Places]) or else [Cursor.At].
+// PositionIn returns the position of a cursor in a partition. This is the separate position in [Cursor.Places] if the cursor has one, and
+// otherwise [Cursor.At].
 func (s *Sealer) PositionIn(c Cursor, p Partition) int64 {
 	if len(c.Places) > 0 {
 		hash := s.hashPartition(p)
@@ -455,7 +461,7 @@ func (s *Sealer) PositionIn(c Cursor, p Partition) int64 {
 	return c.At
 }
 
-// PlaceOf returns the [Place] that says that a cursor has the position at in the partition p.
+// PlaceOf returns the [Place] of a cursor that has the position at in the partition p.
 func (s *Sealer) PlaceOf(p Partition, at int64) Place { return Place{s.hashPartition(p), at} }
 
 func (s *Sealer) hashPartition(p Partition) uint64 { return s.Hash("partition\x00" + p.name) }

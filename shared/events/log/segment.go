@@ -17,15 +17,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// segment is the value of a log item. It has entries that were written together. The item's key is the key of the last entry. The keys of
-// the other entries are the numbers just before it or, in a partition with several writers, the same key.
+// segment is the value of a log item. It has entries that were written together. The item's key is the key of the last entry. The other
+// entries have the numbers just before it as keys or, in a partition with several writers, the same key.
 type segment struct {
 	V       int              `json:"v"`
 	Events  []event.Event    `json:"e,omitempty"`
 	Notices []noticeEnvelope `json:"n,omitempty"`
-	// Before has the ids of the events of the same batch that are in earlier segments, and BeforeAt their publication times in
-	// microseconds since 1970. So if the queue redelivers the batch, its last segment tells which events the log already has. Segments of
-	// earlier releases have no times.
+	// Before has the ids of the same batch's events in earlier segments, and BeforeAt has their publication times in microseconds since
+	// 1970. So if the queue redelivers the batch, its last segment tells which events the log already has. Segments of earlier releases
+	// have no times.
 	Before   []string `json:"b,omitempty"`
 	BeforeAt []int64  `json:"bp,omitempty"`
 
@@ -51,7 +51,8 @@ func (s segment) encode() ([]byte, error) {
 	return value, err
 }
 
-// has reports whether the segment contains an event or names it in Before. end is the key of the segment's last entry.
+// has reports whether the segment contains an event or names it in [segment.Before]. The parameter end is the key of the segment's last
+// entry.
 func (s segment) has(e *event.Event, end int64) bool {
 	published := e.Published.UnixMicro()
 	for i, id := range s.Before {
@@ -72,10 +73,10 @@ func (s segment) has(e *event.Event, end int64) bool {
 
 func (s segment) len() int { return len(s.Events) + len(s.Notices) }
 
-// maxSegment is the maximum size of a segment, so that it fits into an item of the store together with the item's keys.
+// maxSegment is the maximum size of a segment in bytes. A segment and the item's keys must fit into an item of the store.
 const maxSegment = store.MaxItem - 4<<10
 
-// pack divides events into groups for one segment each. A group has at most maxBytes bytes and maxEvents events.
+// pack divides events into groups, each for one segment. A group has at most maxBytes bytes and maxEvents events.
 func pack(events []event.Event, maxBytes, maxEvents int) [][]event.Event {
 	var out [][]event.Event
 	size := 0
@@ -90,7 +91,8 @@ func pack(events []event.Event, maxBytes, maxEvents int) [][]event.Event {
 	return out
 }
 
-// ErrLater is returned for a segment of a later release. Readers stop before it and continue with other partitions.
+// ErrLater is the error for a log item that a later release of the server wrote. Readers stop before the item, and continue with other
+// partitions.
 var ErrLater = fault.New(fault.Unavailable, "a segment of the log is of a later release")
 
 func decodeSegment(item store.Item) (s segment, err error) {
@@ -106,15 +108,15 @@ func decodeSegment(item store.Item) (s segment, err error) {
 	return s, nil
 }
 
-// events returns the entries of an item without losses ([Entry.Lost]). It returns no entries if a later release wrote the item.
+// events returns the entries of an item, except entries with [Entry.Lost]. It returns no entries if a later release wrote the item.
 func (l *Log) events(ctx context.Context, item store.Item) []Entry {
 	entries, _ := l.decode(ctx, item)
 	return slices.DeleteFunc(entries, func(e Entry) bool { return e.Lost })
 }
 
 // decode returns the entries of an item. If some events of the item cannot be decoded, it returns the others and one entry with
-// [Entry.Lost] set, so that readers continue after the gap and notify their clients. It returns [ErrLater] if a later release wrote
-// the item.
+// [Entry.Lost] set, so that readers continue after the gap and tell their clients about it. It returns [ErrLater] if a later release of
+// the server wrote the item.
 func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	last, err := parseKey(item.Sort)
 	if err != nil {
@@ -143,9 +145,9 @@ func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	return entries, nil
 }
 
-// keysOf returns the key of the first of an item's n entries, and the distance from each key to the next. last is the key of the last
-// entry. In a partition with several writers, all entries of an item have the same key (the distance is 0), so that the keys of two items
-// do not interleave, because readers read one item after the other.
+// keysOf returns the key of the first of an item's n entries, and the distance from each key to the next. The parameter last is the key
+// of the last entry. In a partition with several writers, all entries of an item have the same key (the distance is 0). So the keys of
+// two items do not interleave, which readers rely on because they read one item after the other.
 func keysOf(item store.Item, last int64, n int) (first, step int64) {
 	if len(item.Sort) > stampSize {
 		return last, 0
@@ -184,9 +186,11 @@ func salvage(item store.Item, last int64) (entries []Entry) {
 // erasedID replaces the id of an erased event.
 const erasedID = "erased"
 
-// Erase replaces the selected events of the partition p by gaps, so that the keys of the other events stay the same. Readers that have not
-// read the events yet learn that something is missing. Before it writes an item, Erase calls visit with the item's selected events, and
-// stops if visit fails. In a dry run it only calls visit. It skips items that cannot be decoded.
+// Erase replaces the selected events of the partition p by entries with [Entry.Lost], so that the keys of the other events stay the same.
+// Readers that have not read the events yet learn that something is missing. Erase skips items that cannot be decoded.
+//
+// Before it writes an item, Erase calls visit with the item's selected events, and stops if visit fails. In a dry run, Erase only calls
+// visit.
 func (l *Log) Erase(ctx context.Context, p Partition, dry bool, selected func(*event.Event) bool, visit func([]event.Event) error) error {
 	return store.Each(ctx, l.DB, store.Key{Table: store.Log, Partition: p.name}, "read the log", func(item *store.Item) error {
 		s, err := decodeSegment(*item)
@@ -213,8 +217,8 @@ func (l *Log) Erase(ctx context.Context, p Partition, dry bool, selected func(*e
 	})
 }
 
-// recordBroken counts and logs an item that cannot be decoded, and stores a record of it for [Log.VisitBroken], once per process. The item
-// itself stays in the log.
+// recordBroken counts and logs an item that cannot be decoded, and stores a record of it for [Log.VisitBroken]. It does so once per
+// process and item. The item itself stays in the log.
 func (l *Log) recordBroken(ctx context.Context, item store.Item, reason error) {
 	if !l.countBroken(item) {
 		return
@@ -239,9 +243,9 @@ type brokenItem struct {
 
 const brokenItems = "x#"
 
-// VisitBroken calls visit with each item that readers could not decode, unless an earlier call of visit has succeeded for the item. If
-// visit fails, VisitBroken stops and returns the error. It keeps its records of visited items for as long as readers may find the items,
-// so that readers do not record them again.
+// VisitBroken calls visit with each item that readers could not decode, unless visit has already succeeded for the item in an earlier
+// call. If visit fails, VisitBroken stops and returns the error. It keeps its records of visited items for as long as readers may find
+// the items, so that readers do not record them again.
 func (l *Log) VisitBroken(ctx context.Context, visit func(*store.Item) error) error {
 	partition := store.Key{Table: store.Log, Partition: brokenItems}
 	return store.Each(ctx, l.DB, partition, "list undecodable items of the log", func(record *store.Item) error {
@@ -275,16 +279,16 @@ func (l *Log) countBroken(item store.Item) bool {
 
 // Appended is the result of [Log.Append].
 type Appended struct {
-	// Unrecorded tells the caller to call [Log.RecordChild], because the events may be the first ones of the URI on this day (see dayOf).
+	// Unrecorded tells the caller to call [Log.RecordChild], because these may be the first events of the URI on this day (see dayOf).
 	Unrecorded bool
-	// After is a position in the log that is before all appended events.
+	// After is a position in the log before all appended events.
 	After int64
 
 	stamps map[string]int64 // the events' keys in their own partition, by event id; not valid if the store stamps keys
 }
 
-// logEnd describes the end of a log partition before a batch of events is appended to it. It also says which events of the batch the
-// partition already has.
+// logEnd describes the end of a log partition before a batch of events is appended, and which events of the batch the partition already
+// has.
 type logEnd struct {
 	key      int64         // the key of the partition's last entry, or the time of this process's last append; 0 if it is empty
 	position int64         // a position before all events of the batch
@@ -332,18 +336,20 @@ func (l *Log) readEnd(ctx context.Context, p Partition, uri string, events []eve
 	return end, nil
 }
 
-// isRepeatable reports whether the log may skip the events of a redelivered batch that the partition's last segment already has. end is
-// the key of that segment. If writers make the keys, the segment must be recent. An older segment may have been committed so late that
-// readers had already passed its key, and its writer may have died before it could write the segment again with a new key.
+// isRepeatable reports whether the log may skip the events of a redelivered batch that the partition's last segment already has. The
+// parameter end is the key of that segment.
+//
+// If writers choose the keys, the segment must be recent. An older segment may have been committed so late that readers had already
+// passed its key, and its writer may have died before it could write the segment again with a new key.
 func (l *Log) isRepeatable(end int64) bool {
 	return l.TotalOrder() || l.Time().UnixMicro()-end <= SlowAppend.Microseconds()
 }
 
 // appendAfter appends the events in end.fresh to p, the partition of the URI. In the same commits, it appends them to the partitions in
-// copies.
+// the parameter copies.
 //
-// A large batch becomes several items of the log, which are called segments. Each segment contains the ids of the batch's events in earlier
-// segments. So the last segment alone shows which events of an interrupted batch are already written.
+// A large batch becomes several log items, which are called segments. Each segment also has the ids of the batch's events in earlier
+// segments. So the last segment shows which events of an interrupted batch are already written.
 func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri string, end logEnd, copies ...Partition) (done Appended, err error) {
 	done.After, done.stamps = end.position, map[string]int64{}
 	written := end.written
@@ -362,7 +368,8 @@ func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri strin
 	most := store.MaxTransaction - 1 - len(copies)
 	var parents []store.Op
 	if done.Unrecorded && l.TotalOrder() {
-		// Record the parents in the commit of the segment. A separate commit would delay the URI's next events.
+		// Record the URI as a sub-resource of its parents in the commit of the segment. A separate commit would delay the URI's next
+		// events.
 		if parents = l.parentOps(workspace, uri); len(parents) < most {
 			done.Unrecorded = false
 			most -= len(parents)
@@ -389,8 +396,8 @@ func (l *Log) appendAfter(ctx context.Context, p Partition, workspace, uri strin
 	return done, nil
 }
 
-// dayOf returns the number of the day to which a stamp belongs. The day of each URI begins at another time, which depends on the URI's
-// hash. Otherwise all URIs below a parent would be recorded in the parent's partition at midnight.
+// dayOf returns the number of the day to which a stamp (an entry's time) belongs. The day begins at a different time for each URI, which
+// depends on the URI's hash. Otherwise all URIs below a parent would be recorded in the parent's partition at midnight.
 func dayOf(uri string, stamp int64) int64 {
 	const day = 24 * time.Hour
 	h := fnv.New32a()
@@ -399,7 +406,7 @@ func dayOf(uri string, stamp int64) int64 {
 	return (stamp + begins.Microseconds()) / day.Microseconds()
 }
 
-// newItem returns the item for a segment in the partition p, still without a sort key, and how long the log keeps the item.
+// newItem returns the item for a segment in the partition p, which still lacks its sort key, and how long the log keeps the item.
 func (l *Log) newItem(p Partition, s segment) (item store.Item, life time.Duration, err error) {
 	value, err := s.encode()
 	if life = l.MinRetention() + time.Hour; s.life > 0 {
@@ -408,17 +415,18 @@ func (l *Log) newItem(p Partition, s segment) (item store.Item, life time.Durati
 	return store.Item{Key: store.Key{Table: store.Log, Partition: p.name}, Value: value, Version: int64(s.len())}, life, err
 }
 
-// Notify appends a notice of the system, for example that a list changed, to the partition of a topic.
+// Notify appends a notice of the system to the partition of a topic, for example a notice that a list has changed.
 func (l *Log) Notify(ctx context.Context, workspace, topic string, notice json.RawMessage) error {
 	return l.NotifyAs(ctx, workspace, topic, nonce(), notice)
 }
 
-// NotifyAs is like [Log.Notify], but readers treat notices with the same id within a few seconds as one.
+// NotifyAs does the same as [Log.Notify] for a notice with the given id. If several notices with the same id arrive within a few seconds,
+// readers get only one of them.
 func (l *Log) NotifyAs(ctx context.Context, workspace, topic, id string, notice json.RawMessage) error {
 	return l.notify(ctx, workspace, topic, id, notice, 0)
 }
 
-// NotifyFor is like [Log.Notify], but the log keeps the notice only for the duration life (at most the retention).
+// NotifyFor does the same as [Log.Notify], but the log keeps the notice only for the duration life, which is at most the retention.
 func (l *Log) NotifyFor(ctx context.Context, workspace, topic string, life time.Duration, notice json.RawMessage) error {
 	return l.notify(ctx, workspace, topic, nonce(), notice, life)
 }
@@ -437,7 +445,7 @@ func nonce() string {
 	return hex.EncodeToString(b[:])
 }
 
-// batches has the batches of events that fanout is handling in this process, and that the log may not have yet.
+// batches has the batches of events that this process's fanout is handling, and whose events the log may not have yet.
 type batches struct {
 	mu      sync.Mutex
 	running map[chan struct{}]bool
@@ -460,9 +468,9 @@ func (l *Log) BeginBatch() (end func()) {
 	}
 }
 
-// AwaitBatches waits until the log has the events of all batches that [Log.BeginBatch] announced. A new subscriber or reader calls it
-// before it reads the log or asks for the log's end, because fanout may have looked for the subscribers and readers of these batches
-// earlier.
+// AwaitBatches waits until the log has the events of all batches that [Log.BeginBatch] announced. Fanout may have looked for the
+// subscribers and readers of these batches already. So a new subscriber or reader calls AwaitBatches before it reads the log or asks for
+// the log's end.
 func (l *Log) AwaitBatches(ctx context.Context) error {
 	l.batches.mu.Lock()
 	var running []chan struct{}
