@@ -29,8 +29,9 @@ type Options struct {
 	// URL is the server's MCP endpoint. Key is the API key or access token, which is sent as Authorization: Bearer.
 	URL, Key string
 	Agent    string
-	// Event is the name of the event type to subscribe to. If it is empty, Run uses the first event type that offers all modes. Arguments
-	// is a JSON object with the arguments of the subscriptions.
+	// Event is the name of the event type to subscribe to. If it is empty, Run uses the first event type that offers all modes. If there
+	// is no such type, it uses the first one that offers the mode of the step. Arguments is a JSON object with the arguments of the
+	// subscriptions.
 	Event     string
 	Arguments json.RawMessage
 	// Publish makes the server emit an event of the type Event that matches Arguments. If Publish is nil, the report marks the rules that
@@ -38,12 +39,12 @@ type Options struct {
 	Publish func(ctx context.Context) error
 	// Listen is the address on which the receiver of webhooks listens. The default is 127.0.0.1:0.
 	Listen string
-	// Receiver is the URL at which the server reaches the receiver of webhooks, for example the URL of a tunnel. By default, it is built
-	// from the address Listen.
+	// Receiver is the URL at which the server reaches the receiver of webhooks, for example the URL of a tunnel. By default, it is an
+	// http URL with the address and port on which the receiver listens.
 	Receiver string
 	// Wait is how long to wait for a delivery, a retry or a heartbeat. 0 means 40 s.
 	Wait time.Duration
-	// Progress is called with the name of each step of the run. It may be nil.
+	// Progress is called with the name of each step of the run, and with the error if a step ends early. It may be nil.
 	Progress func(text string)
 }
 
@@ -278,7 +279,7 @@ func (c *checker) makeParams(t eventType, more map[string]any) map[string]any {
 	return all
 }
 
-// emit makes the server emit n events. If the server does not emit them, emit marks the given rules as not testable, and ends the step.
+// emit makes the server emit n events. If Publish fails, emit marks the given rules as not testable, and ends the step.
 func (c *checker) emit(ctx context.Context, n int, rules ...*Rule) {
 	for range n {
 		if err := c.Publish(ctx); err != nil {

@@ -64,8 +64,8 @@ func (a *answer) String() string {
 	return fmt.Sprintf("HTTP %d %s", a.status, clip(a.body))
 }
 
-// call sends a request with the key of the options, and returns the server's answer. A refusal is an answer, too: call returns an error
-// only if no valid answer arrives.
+// call sends a request with the key of the options, and returns the server's answer. Any HTTP response counts as an answer, even a
+// refusal. But if the response is a stream without a JSON-RPC response, call returns an error.
 func (c *conn) call(ctx context.Context, method string, params map[string]any) (*answer, error) {
 	return c.callAs(ctx, c.key, method, params)
 }
@@ -107,7 +107,7 @@ func (a *answer) read() {
 	}
 }
 
-// message returns the JSON-RPC response in the body of an HTTP response.
+// message returns the body of an HTTP response. If the body is a stream, message returns the JSON-RPC response in the stream.
 func message(resp *http.Response) ([]byte, error) {
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))

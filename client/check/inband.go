@@ -69,7 +69,7 @@ func (c *pollCheck) run(ctx context.Context) {
 	c.judge(rulePollMax, len(p.Events) == 1 && p.HasMore != nil && *p.HasMore, "with maxEvents 1: got %d events of 2, or hasMore is not true", len(p.Events))
 }
 
-// drain sends events/poll until it has received n events, and returns their ids.
+// drain sends events/poll until it has received n events, for at most the time Wait. It returns the ids of the received events.
 func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []string) {
 	deadline := time.Now().Add(c.Wait)
 	for time.Now().Before(deadline) {

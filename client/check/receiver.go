@@ -28,9 +28,8 @@ type receiver struct {
 
 type hook struct {
 	url string
-	// status and challenge replace the responses that the hook sends by default. status returns the HTTP status of the response to the n-th
-	// event, counted from 0; the default is 204. The next field, challenge, writes the response to a verification request; the default repeats
-	// the request's challenge.
+	// status and challenge replace the default responses of the endpoint. status returns the HTTP status for the n-th event, counted from
+	// 0. The default is 204. challenge writes the response to a challenge. By default, the endpoint echoes the challenge.
 	status    func(n int) int
 	challenge func(w http.ResponseWriter)
 	location  string // the Location header of a redirect
@@ -136,8 +135,8 @@ func (h *hook) record(d *delivery) (n int) {
 	return n
 }
 
-// rotate adds a new secret to the endpoint. The endpoint still recognizes signatures with the previous secret, and marks them in
-// delivery.old.
+// rotate adds a new secret to the endpoint. The endpoint still recognizes signatures with the previous secret, and records the result of
+// that check in delivery.old.
 func (h *hook) rotate() {
 	secret, _ := webhook.NewSecret()
 	h.mu.Lock()

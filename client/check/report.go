@@ -64,7 +64,8 @@ func (r *results) noteProfile(profile spec.Profile, by string) {
 	}
 }
 
-// judgeProfile checks that all answers of the server show the same profile, and returns it.
+// judgeProfile checks that all answers of the server show the same profile, and returns it. It returns "mixed" if the answers show both
+// profiles, and an empty text if no answer showed a profile.
 func (r *results) judgeProfile() string {
 	switch len(r.shownBy) {
 	case 0:

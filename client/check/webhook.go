@@ -111,7 +111,7 @@ func (c *webhookCheck) run(ctx context.Context) {
 	(&deliveryCheck{subscriber: c.subscriber, hook: h, subscription: s, endpoints: makeEndpoints(c.receiver), quiet: 2 * time.Second}).run(ctx)
 }
 
-// noPrincipals is the reason in the report for rules that cannot be tested without two different callers.
+// noPrincipals is the reason in the report for the rule that cannot be tested if the server has no authentication.
 const noPrincipals = "not testable here: the server has no authentication (ours has --auth none), so it does not tell callers apart; start it with authentication (--auth keys) and give a key with --key"
 
 // judgeChallenge checks the challenge that the server sent to the first endpoint.
@@ -161,8 +161,8 @@ func (c *webhookCheck) checkRefusals(ctx context.Context) {
 	c.checkAddresses(subscribe, h)
 }
 
-// checkAddresses checks that the server refuses http URLs, and URLs of private addresses such as 10.0.0.1. It does nothing if the
-// receiver itself has an http URL, because the server then probably has settings for development.
+// checkAddresses checks that the server refuses http URLs, and URLs of private addresses such as 10.0.0.1. If the receiver itself has an
+// http URL, it marks these rules as not testable, because the server then probably has settings for development.
 func (c *webhookCheck) checkAddresses(subscribe func(key string, delivery map[string]any) *answer, h *hook) {
 	at := need(url.Parse(h.url))
 	if at.Scheme != "https" {
