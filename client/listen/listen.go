@@ -26,7 +26,7 @@ type Options struct {
 	URL, Key, Agent string
 	Revision        string
 
-	// URIs select events by URI. They arrive as webhooks of SEP-1803. If Stream is true, they arrive on a stream.
+	// URIs select events by URI. If Stream is true, the events arrive on a stream, and otherwise as webhooks of SEP-1803.
 	URIs   []string
 	Stream bool
 
@@ -57,8 +57,8 @@ type Options struct {
 	Run         *run.Command
 	Concurrency int
 
-	// Run ends after Count events, or after the time For. 0 means no limit. If both limits are set and fewer events than Count arrive in
-	// time, Run returns an error.
+	// Run ends after Count events or after the time For, whichever is first. 0 means no limit. If both limits are set and fewer events
+	// than Count arrive in time, Run returns an error.
 	Count int
 	For   time.Duration
 
@@ -124,8 +124,8 @@ func isRefusal(err error) bool {
 }
 
 // receiveOneWay subscribes in the mode of the options, and receives events until the subscription ends. It reports whether the server
-// accepted the subscription. The parameter noWebhooks is the reason why events do not arrive as webhooks, which receiveOneWay logs. It is
-// empty if they do.
+// accepted the subscription. If the parameter noWebhooks is not empty, it is the reason why events do not arrive as webhooks, and
+// receiveOneWay logs it.
 func (o *Options) receiveOneWay(ctx context.Context, p *printer, noWebhooks string) (accepted bool, err error) {
 	what := o.subscription(p)
 	settings := client.Options{Key: o.Key, Agent: o.Agent, Revision: o.Revision, MinPoll: leastPoll, Log: o.Log}
