@@ -134,8 +134,9 @@ func eventEnvironment(e client.Event) []string {
 	return vars
 }
 
-// maxVariable limits the length of an environment variable. With a longer variable (on Linux, more than 128 KiB), or with one that
-// contains a NUL byte, a command cannot start. The event would then block all later events.
+// maxVariable limits the length, in bytes, of an environment variable. A longer variable, or one with a NUL byte, is left empty. On
+// Linux, a command cannot start if a variable has more than 128 KiB or contains a NUL byte, and the event would then block all later
+// events.
 const maxVariable = 64 << 10
 
 // eventKey identifies an event. The id alone is not enough, because publishers may choose the same id for events of two URIs.
