@@ -128,9 +128,11 @@ func (b *inbox) countUnannounced() (n int) {
 	return n
 }
 
-// announce returns the next announcement, and marks the events in it as announced. If the parameter single is true, it announces only the
-// oldest event. Otherwise it announces all events: one event with its content, but several events only with their number. The result ok
-// is false if there is nothing to announce.
+// announce returns the next announcement of the events for which mustAnnounce returns true, and marks the events in it as announced. If
+// the parameter single is true, it announces only the oldest of these events. Otherwise it announces all of them: one event with its
+// content, but several events only with their number.
+//
+// The result ok is false if there is nothing to announce.
 func (b *inbox) announce(single bool) (a announcement, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -37,8 +37,8 @@ func newStdio(in io.Reader, out io.Writer) *stdio {
 	return &stdio{output: newOutput(out), in: bufio.NewReaderSize(in, 64<<10)}
 }
 
-// Read implements [io.Reader] for the session of the MCP SDK. It returns only valid lines. It returns none of them while the client has
-// more than maxUnread bytes of our messages to read.
+// Read implements [io.Reader] for the session of the MCP SDK. It returns only valid lines. It waits while the client has more than
+// maxUnread bytes of our messages to read.
 func (s *stdio) Read(p []byte) (int, error) {
 	for len(s.rest) == 0 {
 		if err := s.waitUntilRead(context.Background(), maxUnread); err != nil {
