@@ -32,8 +32,8 @@ type Options struct {
 	// HTTP is the HTTP client that sends the requests. Set it to use a proxy, certificates, or tokens that expire (for example with an
 	// oauth2.Transport). Its Timeout limits requests but not streams. If it is nil, [http.DefaultClient] is used.
 	HTTP *http.Client
-	// Agent is the name and version of the calling program, for example my-app/1.2. The client sends it to the server in the header User-Agent
-	// and in clientInfo.
+	// Agent is the name and version of the calling program, for example my-app/1.2. The client sends it to the server in the header
+	// User-Agent and in clientInfo.
 	Agent string
 	// Revision is the revision of MCP to speak, for example 2025-11-25. If it is empty, Connect asks the server for its revisions, and
 	// uses the newest one that this package supports, too. If it is set, Connect sends no request. If the revision has sessions, the
@@ -43,7 +43,8 @@ type Options struct {
 	Store Store
 	// Webhooks receives webhooks from the server. Leave it nil if the server cannot reach the program.
 	Webhooks *Handler
-	// MinPoll is the shortest time between two polls, even if the server allows a shorter time. 0 means one second.
+	// MinPoll is the shortest pause between two polls, even if the server allows a shorter pause. 0 means one second. If the server says
+	// that it has more events, the client polls again without a pause.
 	MinPoll time.Duration
 	// Log receives warnings, for example about failed requests that the client repeats. If it is nil, there are no warnings.
 	Log *slog.Logger
@@ -178,8 +179,9 @@ func (c *Client) sessionID() string {
 	return ""
 }
 
-// call sends a request, decodes the result, and returns the header of the HTTP response. It first starts a new session if the last one
-// has ended, or if an earlier call could not start one.
+// call sends a request, decodes the result, and returns the header of the HTTP response. If the session has ended, call starts a new one
+// and sends the request again. If there is no session, for example because an earlier call could not start one, it starts a session
+// first.
 func (c *Client) call(ctx context.Context, method string, params map[string]any, result any) (http.Header, error) {
 	session := c.session.Load()
 	if c.isStateless() {
@@ -204,7 +206,8 @@ func (c *Client) call(ctx context.Context, method string, params map[string]any,
 }
 
 // renewSession starts a new session in place of one that has ended, and returns its id. The parameter gone points to the id of the ended
-// session. If another goroutine has already started a new session, renewSession returns the id of that session.
+// session, or is nil if there was no session. If another goroutine has already started a new session, renewSession returns the id of that
+// session.
 func (c *Client) renewSession(ctx context.Context, gone *string) (*string, error) {
 	c.renewing.Lock()
 	defer c.renewing.Unlock()
@@ -247,8 +250,9 @@ func (c *Client) Close() error {
 // Call sends an MCP request, for example tools/call. It decodes the result into the parameter result, unless that is nil. It does not
 // change params.
 //
-// A call takes at most a minute, even if ctx allows more. If the server has not answered by then, the error is [ErrUnavailable], which is
-// [Retryable]. But the server may still carry out the call. So repeat the call only if a repetition is harmless.
+// The client waits for the response for at most a minute, even if ctx allows more. If the server has not answered by then, the error is
+// [ErrUnavailable], which is [Retryable]. But the server may still carry out the call. So repeat the call only if a repetition is
+// harmless.
 func (c *Client) Call(ctx context.Context, method string, params map[string]any, result any) error {
 	_, err := c.call(ctx, method, params, result)
 	return err
@@ -257,8 +261,7 @@ func (c *Client) Call(ctx context.Context, method string, params map[string]any,
 // drainTime limits how long it takes to close a handler, a session or a subscription.
 const drainTime = 5 * time.Second
 
-// closingContext returns the context for requests that end a session or a subscription. It ends after drainTime, even if ctx has already
-// ended.
+// closingContext returns the context for requests that end a session or a subscription. It ends after drainTime, and not when ctx ends.
 func closingContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 }
@@ -360,9 +363,10 @@ func (c *Client) exchangeIn(ctx context.Context, session, method string, params 
 	return resp.Header, nil
 }
 
-// readAnswer returns the first JSON-RPC response in the body of an HTTP response. If the body is a stream, it skips malformed messages,
-// and returns nil if the stream ends before a response. It does not wait for the end of the stream, because a server may keep the stream
-// open after the response.
+// readAnswer returns the body of an HTTP response. If the body is a stream, readAnswer returns the first JSON-RPC response in the stream
+// and skips all other messages. It returns nil if the stream ends before a response.
+//
+// It does not wait for the end of the stream, because a server may keep the stream open after the response.
 func readAnswer(resp *http.Response) ([]byte, error) {
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		return io.ReadAll(resp.Body)
@@ -408,8 +412,8 @@ func (c *Client) request(method string, params map[string]any) ([]byte, error) {
 	return b, nil
 }
 
-// cloneObject returns the members of a value that encodes as a JSON object, for example of a map[string]string. For nil, it returns an
-// empty map.
+// cloneObject returns a new map with the members of a value that encodes as a JSON object, for example of a map[string]string. For nil,
+// the map is empty.
 func cloneObject(value any) (map[string]any, error) {
 	object := map[string]any{}
 	text, err := json.Marshal(value)
@@ -531,7 +535,7 @@ func (e *rpcError) kind(status int) fault.Kind {
 	return fault.Invalid
 }
 
-// kinds has the kind of error for each JSON-RPC error code. Most kinds have two codes, because the draft of MCP Events that released
+// kinds maps known JSON-RPC error codes to kinds of errors. Most kinds have two codes, because the draft of MCP Events that released
 // clients implement has other error codes than SEP-3415 (see [spec.Profile]).
 var kinds = map[int]fault.Kind{
 	-32011: fault.NotFound, -32023: fault.NotFound, spec.CodeResourceNotFound: fault.NotFound,

@@ -54,7 +54,7 @@ func (c *cursorSaver) load(ctx context.Context) error {
 }
 
 // hold stops c from saving new cursors if held is true, and lets c save them again if held is false. A save that is already running still
-// completes.
+// completes, but a save that waits for it is dropped.
 //
 // The client stops the saving while it asks the server for lost events again. With a newer cursor in the store, a restarted client would
 // skip these events.
@@ -66,7 +66,7 @@ func (c *cursorSaver) hold(held bool) {
 	}
 }
 
-// saveAndHold saves a cursor and waits until it is saved. Until hold(false) is called, the saver ignores all further cursors.
+// saveAndHold saves a cursor and waits until it is saved. Until hold(false) is called, start ignores all cursors.
 func (c *cursorSaver) saveAndHold(cursor string) {
 	c.mu.Lock()
 	c.held = true

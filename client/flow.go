@@ -68,8 +68,8 @@ const maxHandled = 10_000
 // replaced by its hash, so that a server cannot fill the memory with long ids.
 const maxName = 512
 
-// maxWebhooks limits how many webhooks are handled, or wait to be handled, at the same time. The handler refuses further webhooks with
-// 503.
+// maxWebhooks limits how many webhooks of a subscription are handled, or wait to be handled, at the same time. The handler refuses
+// further webhooks with 503.
 const maxWebhooks = 1000
 
 func newFlow(ctx context.Context, c *Client, s SubscribeOptions) (*flow, error) {

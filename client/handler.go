@@ -86,9 +86,9 @@ func (h *Handler) Listen(addr string) (end func(), err error) {
 	}, nil
 }
 
-// closeUnused makes the Shutdown of s close the connections on which no request has arrived. Shutdown would wait five seconds for each of
-// them, and HTTP clients often open connections before they need them. No request is lost, because net/http answers no request that
-// arrives after the beginning of Shutdown.
+// closeUnused makes the Shutdown of s close the connections on which no request has arrived. Otherwise Shutdown would wait up to five
+// seconds for such connections, and HTTP clients often open connections before they need them. No request is lost, because net/http
+// answers no request that arrives after the beginning of Shutdown.
 func closeUnused(s *http.Server) {
 	var mu sync.Mutex
 	unused := map[net.Conn]struct{}{}

@@ -44,8 +44,8 @@ func (o *occurrence) uri() string {
 	return uri
 }
 
-// leastPoll and longestPoll limit the pause between two polls, whatever pause the server asks for. SEP-3415 ("Response" of polls)
-// requires at least 1000 ms.
+// leastPoll and longestPoll limit the pause between two polls for which the server asks. SEP-3415 ("Response" of polls) requires at least
+// 1000 ms. [Options.MinPoll] replaces leastPoll.
 const (
 	leastPoll   = time.Second
 	longestPoll = time.Hour

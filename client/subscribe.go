@@ -20,8 +20,8 @@ const (
 	ModePoll    = "poll"
 )
 
-// SubscribeOptions select the events to receive, and the function that handles them. The field Event is required, and one of Name and
-// URIs.
+// SubscribeOptions select the events to receive, and the function that handles them. Set either Name or URIs. The field Event is
+// required, unless Endpoint is set.
 type SubscribeOptions struct {
 	// Name is the name of an event type.
 	Name string
@@ -64,8 +64,8 @@ type SubscribeOptions struct {
 	// Event may take longer than the ten seconds after which the sender of a webhook repeats the event. The client does not call Event
 	// for the repetition. It answers the repetition with the result of the first call.
 	Event func(context.Context, Event) error
-	// Gap is called when events were lost. When it returns nil, the cursor moves past the lost events. If Gap is nil, the loss is only
-	// logged.
+	// Gap is called when events were lost. After an error, the client calls it again, with growing pauses. On a stream or with polls, the
+	// saved cursor moves past the lost events only when Gap returns nil. If Gap is nil, the loss is only logged.
 	Gap func(context.Context, Gap) error
 
 	arguments json.RawMessage
@@ -164,8 +164,11 @@ func (s *Subscription) Close() error {
 	return s.err
 }
 
-// Subscribe starts a subscription, and returns when the server has accepted it. If the server does not answer, Subscribe tries again
-// until ctx ends. Events may arrive before Subscribe returns. The subscription ends when ctx ends.
+// Subscribe starts a subscription, and returns when the server has accepted it. Events may arrive before Subscribe returns. The
+// subscription ends when ctx ends.
+//
+// If the server does not answer, Subscribe tries again until ctx ends. It tries only five times to register a webhook for URIs, or to
+// list the event types when Mode is empty.
 //
 // The subscription survives interruptions and restarts of the server. It handles each event at least once, and recognizes its last ten
 // thousand events if they arrive again.
@@ -330,8 +333,9 @@ func (f *flow) repeat(attempt func() (time.Duration, error)) error {
 	}
 }
 
-// isTransient reports whether the client should try again after an error. The error page of a proxy is transient only if the server has
-// accepted the subscription before: the server is probably restarting then. Otherwise the URL is probably wrong.
+// isTransient reports whether the client should try again after an error. If a proxy answers with an error page and status 404 or 405,
+// the error is transient only if the server has accepted the subscription before. The server is then probably restarting. Otherwise the
+// URL is probably wrong.
 func (f *flow) isTransient(err error) bool {
 	return Retryable(err) || f.started && httpcall.FromProxy(err)
 }

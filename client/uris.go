@@ -38,7 +38,7 @@ func (c *Client) completeURIOptions(o *SubscribeOptions) (err error) {
 	return fault.Wrap(fault.Invalid, err, "encode the URIs")
 }
 
-// receiveRegistered registers a webhook subscription of SEP-1803, receives events until the subscription ends, and then deregisters it.
+// receiveRegistered registers a webhook subscription of SEP-1803, waits until the subscription ends, and then deregisters it.
 func (c *Client) receiveRegistered(f *flow) error {
 	k := &hook{flow: f, url: c.options.Webhooks.URL, ended: make(chan error, 1), registered: make(chan struct{})}
 	c.options.Webhooks.register(k)
@@ -174,7 +174,8 @@ func (l *listener) streamOnce() (time.Duration, error) {
 func (l *listener) serverPause() time.Duration { return min(l.retry, 10*httpcall.MaxPause) }
 
 // markOpen records that the server has opened the stream, and reports a gap if earlier events may be missing. The parameter cursor is the
-// position of the stream, or empty if the server sends no cursors. The parameter truncated is true if the server itself reports the gap.
+// position of the stream, or empty if the server has not sent the position. The parameter truncated is true if the server itself reports
+// the gap.
 func (l *listener) markOpen(cursor string, truncated bool) error {
 	missed := truncated || l.mayMissEvents()
 	l.open = true

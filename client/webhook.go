@@ -85,8 +85,8 @@ func (k *hook) registeredID() string {
 // may arrive here.
 func (k *hook) isUnsigned() bool { return k.registered != nil && len(k.validSecrets()) == 0 }
 
-// setSecret stores the secret that the server returned for the webhook subscription. An empty key means that the server sends unsigned
-// webhooks. Webhooks that arrive earlier cannot be verified yet, so they wait up to [awaitSecret] for this call.
+// setSecret stores the secret that the server returned for a webhook subscription of SEP-1803. An empty key means that the server sends
+// unsigned webhooks. Webhooks that arrive earlier cannot be verified yet, so they wait up to [awaitSecret] for this call.
 func (k *hook) setSecret(key string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
