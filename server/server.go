@@ -43,7 +43,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 )
 
-// DefaultWorkspace is the workspace of all callers for whom the configuration names no other workspace.
+// DefaultWorkspace is the workspace of all callers for whom the configuration or the access token names no other workspace.
 const DefaultWorkspace = auth.DefaultWorkspace
 
 // InMemory is the value of [Options.Data] for a server that keeps all data in memory. The data is lost when the server ends.
@@ -108,7 +108,7 @@ type Options struct {
 	// AllowBreaking accepts a changed catalog even if it ends live subscriptions. Without it, such a catalog is refused.
 	AllowBreaking bool
 	// LastSettings lets the server start although the catalogs or the configuration were refused. It then uses the ones that it used
-	// last. The server logs the reason, and reports it in GET /readyz until a [Server.Reload] succeeds.
+	// last. The server logs the reason. Until a [Server.Reload] succeeds, GET /readyz reports that the settings were refused.
 	LastSettings bool
 	// Metrics are additional readers of the server's metrics, for example an OpenTelemetry exporter. GET /metrics works
 	// without them. The program that passes a reader shuts it down.
@@ -125,8 +125,8 @@ type Event struct {
 	URI string
 	// ID identifies the event. If it is empty, the server gives the event a new id.
 	//
-	// After an error, publish the event again with the same URI and ID. The server drops it if it has accepted the same URI and ID within
-	// the last five minutes. So the event is not published twice.
+	// After an [ErrUnavailable], publish the event again with the same URI and ID. The server drops it if it has accepted the same URI
+	// and ID within the last five minutes. So the event is not published twice.
 	ID string
 	// Time is when the event happened. The zero time means now.
 	Time time.Time
@@ -224,8 +224,8 @@ func (s *Server) Handler() http.Handler {
 }
 
 // Publish publishes events in a workspace, and returns when the events are on disk. It accepts either all events or, with an error, no
-// event. Only if the error is [ErrUnavailable], it may have accepted some. If there are several events, the error names the refused one,
-// for example /4/data for the payload of events[4].
+// event. Only if the error is [ErrUnavailable] or [ErrClosed], it may have accepted some. If there are several events, the error names a
+// refused one, for example /4/data for the payload of events[4].
 //
 // The setting publish-rate does not limit Publish. If ctx has an OpenTelemetry span, the events belong to its trace. Until
 // [Server.Shutdown] has closed the data directory, requests that still run can publish.
@@ -256,11 +256,12 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 
 // Reload applies the catalogs and the configuration of o. It ignores all other options except AllowBreaking.
 //
-// If o has an invalid catalog or workspace name, Reload changes no catalog and returns an error. It still applies the
-// configuration, so that a key which was removed from it stops working.
+// If Reload refuses a catalog or the name of a workspace, it changes no catalog and returns an error. It refuses a catalog that is
+// invalid or, without AllowBreaking, would end live subscriptions. It still applies a valid configuration, so that a key which was
+// removed from it stops working.
 //
-// With [AuthKeys], Reload also returns an error if the configuration has no keys. If its list of keys is empty, all keys stop
-// working. If the list is missing, the present keys stay valid.
+// With [AuthKeys], Reload also returns an error if the configuration has no keys. If its list of keys is empty, all keys stop working. If
+// the list is missing, the present keys stay valid.
 func (s *Server) Reload(ctx context.Context, o Options) error {
 	if s.running == nil || s.closed.Load() {
 		return ErrClosed
