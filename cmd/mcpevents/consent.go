@@ -88,7 +88,8 @@ type provider struct {
 	Title       string   `json:"title,omitempty"`
 	Description string   `json:"description,omitempty"`
 	Receives    []string `json:"receives"`
-	// Consented is true if the principal's latest decision is a consent to all kinds of messages in Receives.
+	// Consented is true if the principal's latest decision is a consent that covers the provider's current destination and all kinds of
+	// messages in Receives.
 	Consented bool      `json:"consented"`
 	Consent   *decision `json:"consent"`
 }

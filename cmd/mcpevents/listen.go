@@ -86,7 +86,7 @@ func (c *ListenCmd) Run(g *Globals) error {
 }
 
 func (c *ListenCmd) Validate() error {
-	// followed is true if events arrive on a stream or with polls. The command then needs no webhook.
+	// followed is true if the command receives events of MCP Events on a stream or with polls. It then needs no webhook.
 	followed := c.Mode != "" && c.Mode != spec.ModeWebhook || c.Mode == "" && c.Exec != "" && c.Target == ""
 	named := c.Name != "" && len(c.URI) == 0 // only MCP Events has names of event types
 	events := (c.Via == "events" || named || followed) && !c.Stream

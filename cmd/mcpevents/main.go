@@ -281,7 +281,8 @@ func interruptible() (context.Context, context.CancelFunc) {
 	return ctx, stop
 }
 
-// executable returns the path of this program's file. On systems without /proc, it returns the path with which the program was started.
+// executable returns the path of this program's file. If the system does not know the path, for example on Linux without /proc, it
+// returns the path with which the program was started.
 func executable() string {
 	if path, err := os.Executable(); err == nil {
 		return path
