@@ -164,7 +164,8 @@ const (
 )
 
 // CheckListen returns an error if a server without authentication would listen on an address that other machines can reach. Only loopback
-// addresses and "localhost" are allowed, and an address without a host means all interfaces. Other modes may listen anywhere.
+// addresses and "localhost" are allowed, and an address without a host means all interfaces. A server with authentication may listen
+// anywhere.
 func CheckListen(addr string, mode Mode) error {
 	if mode != ModeNone {
 		return nil

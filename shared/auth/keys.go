@@ -136,8 +136,8 @@ func (k *StaticKeys) Authenticate(_ context.Context, h http.Header) (Principal, 
 	return k.all[found].principal, nil
 }
 
-// Directory looks up the current rights of a principal without a request from it, for example to decide whether its subscriptions may
-// continue.
+// Directory looks up the current rights of a principal without a request from the principal, for example to decide whether its
+// subscriptions may continue.
 type Directory interface {
 	// Principals returns a [Principal] for each valid credential of a principal, with that credential's scopes and claims. The result is empty
 	// if the principal can no longer authenticate.
@@ -186,8 +186,9 @@ func (s SecretPath) Handler(next http.Handler) http.Handler {
 	})
 }
 
-// rewrite turns a request to a secret path into one to the MCP endpoint. If it refuses the request, it writes the response and returns nil.
-// It is separate from [SecretPath.Handler] because each open stream keeps the Handler's stack frame, which should therefore be small.
+// rewrite turns a request to a secret path into a request to the MCP endpoint. If it refuses the request, it writes the response and
+// returns nil. It is separate from [SecretPath.Handler] because each open stream keeps the Handler's stack frame, which should therefore
+// be small.
 func (s SecretPath) rewrite(w http.ResponseWriter, r *http.Request) *http.Request {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Referrer-Policy", "no-referrer")

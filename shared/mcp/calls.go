@@ -67,8 +67,8 @@ func routeExtension(c *method.Call) (route, bool, error) {
 	return route{kind: api.Extensions, name: c.Msg.Method}, true, nil
 }
 
-// router is a function that finds the backend item to which the gateway sends a request. It returns false if this server serves the
-// request itself.
+// router is a function that returns the tool, prompt or other item of a backend to which a request goes. It returns false if this server
+// serves the request itself.
 type router func(c *method.Call) (to route, ok bool, err error)
 
 // proxyHandler serves a method of which some requests go to backends. The router route decides for each request whether it goes to a
@@ -152,8 +152,8 @@ func parameterHeaders(h http.Header) http.Header {
 }
 
 // accept serves notifications and responses, which have no JSON-RPC response. If a notification is a message of a user's conversation
-// with a model, accept sends the context for it on the client's streams before it answers the POST, because a Lambda function is frozen
-// after the answer.
+// with a model, accept sends the context that belongs to it on the client's streams before it answers the POST, because a Lambda function
+// is frozen after the answer.
 func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
 	handle := e.handleMessage
 	if e.expectsConversation(c) {

@@ -32,7 +32,7 @@ import (
 // no version.
 const dialectVersion = spec.V20250326
 
-// dialect serves the named-event dialect, an older transport for the same methods. It uses the endpoint's sessions, methods and streams.
+// dialect serves the named-event dialect, an older transport for MCP's methods. It uses the endpoint's sessions, methods and streams.
 type dialect struct{ endpoint *Endpoint }
 
 // NamedEvents returns the handler of the named-event dialect, for [Options.Dialect]. The code of the dialect's streams is in package

@@ -39,7 +39,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Implementation names the server to its clients.
+// Implementation is the name and version with which the server introduces itself to its clients.
 type Implementation struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
@@ -74,7 +74,7 @@ type Options struct {
 	AnonymousWebhooks bool
 
 	Gateway Gateway // nil without backends
-	// Dialect makes the handler of requests to /mcp/{workspace}, for example [NamedEvents]. It is optional.
+	// Dialect returns the function that serves requests to /mcp/{workspace}, for example [NamedEvents]. It is optional.
 	Dialect      func(*Endpoint) Dialect
 	Conversation streams.Conversation // may be nil
 
@@ -82,8 +82,8 @@ type Options struct {
 	// logsource. It needs Feeds.
 	EventTools func(*streams.Streams) events.Tools
 
-	// Profile returns which version of the MCP Events extension applies to a principal, unless the client declares one itself. Nil means
-	// [spec.Released] for all principals.
+	// Profile returns the version of the MCP Events extension for a principal's calls. A version that the client itself declares takes
+	// precedence. Nil means [spec.Released] for all principals.
 	Profile func(ctx context.Context, p auth.Principal) spec.Profile
 	// EventsRevisions maps each revision of the MCP Events extension that a client may declare to the profile that serves it. Nil means
 	// [spec.EventsRevisions].
@@ -95,7 +95,8 @@ type Options struct {
 	ResourceMetadata string // the URL of the protected resource metadata (RFC 9728) in a 401, or empty
 
 	PageSize int // entries on a page of a list; 0 means 100
-	// MaxAge is how long a stream stays open. If the request has a deadline, the stream ends at the latest five seconds before it.
+	// MaxAge is how long a stream may stay open. If the request has a deadline, the stream ends at least five seconds before the
+	// deadline.
 	MaxAge time.Duration
 	// AnswerStreamAfter is how long a handler may wait for backends or for an event before its response becomes an SSE stream. 0 means
 	// immediately.
@@ -103,8 +104,8 @@ type Options struct {
 	Heartbeat         time.Duration  // how long a stream may be quiet before the endpoint sends a heartbeat
 	WriteTimeout      time.Duration  // ends a stream whose client has not read for this long; 0 means 30 s
 	Leases            streams.Leases // limit the open streams; nil means no limit
-	// Left is called when the client of a call to a backend has disconnected and the call continues, so that the server can
-	// reuse the client's connection slot. It is optional.
+	// Left is called when the client of a call to a backend has disconnected although the call continues. The server can then close the
+	// connection and reuse its slot. Left is optional.
 	Left  func(*http.Request)
 	Calls *quota.Concurrency // limits the concurrent calls of a principal to backends; nil means no limit
 	// MaxStreamURIs is the number of URIs to which a session or a subscriptions/listen may subscribe; 0 means 200.

@@ -28,7 +28,8 @@ type Gateway interface {
 	Progress(ctx context.Context, c api.Client, body json.RawMessage) error
 	Cancel(ctx context.Context, c api.Client, body json.RawMessage) error
 	Notify(ctx context.Context, c api.Client, body json.RawMessage) error
-	// NotifyExtension forwards a notification of an extension to the backend that declares the extension. It drops other notifications.
+	// NotifyExtension forwards a client's notification to the backend that declares the notification's extension. It drops notifications
+	// of extensions that no backend declares.
 	NotifyExtension(ctx context.Context, c api.Client, method string, params json.RawMessage) error
 	// SetLevel sends the client's log level to all backends with which the client has a session.
 	SetLevel(ctx context.Context, c api.Client) error

@@ -321,8 +321,9 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *method.Call, parts []json.Raw
 	})
 }
 
-// serveParts calls serve for each message of a batch, and answers with the array of their responses. A batch of only notifications and
-// responses gets no array. The HTTP response is then the error of the first message that failed, or 202 (2025-03-26, Streamable HTTP).
+// serveParts calls the function serve for each message of a batch, and answers with the array of their responses. A batch of only
+// notifications and responses gets no array. The HTTP response is then the error of the first message that failed, or 202 (2025-03-26,
+// Streamable HTTP).
 func (e *Endpoint) serveParts(w http.ResponseWriter, c *method.Call, parts []json.RawMessage, serve func(http.ResponseWriter, *method.Call)) {
 	if len(parts) > maxBatch {
 		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("a batch has at most "+strconv.Itoa(maxBatch)+" messages"))

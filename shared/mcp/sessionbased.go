@@ -163,7 +163,7 @@ func (e *Endpoint) prolong(ctx context.Context, sess *session.Session, u session
 	return e.backends.Subscribe(ctx, subscriptionAt(sess, u.Backend, u.URI, until))
 }
 
-// initialize serves initialize. It chooses the revision and creates the session.
+// initialize serves the method initialize. It chooses the protocol revision and creates the session.
 func (e *Endpoint) initialize(w http.ResponseWriter, c *method.Call) {
 	c.Version = spec.LatestSessionBased
 	if e.sessions == nil {

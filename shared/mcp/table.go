@@ -70,8 +70,8 @@ func (e *Endpoint) table(lists *events.Lists) {
 		t[spec.MethodRead] = reading(toBackend(e.routeRead, answer(reads.Read)))
 		t[spec.MethodEvents] = method.Row{SessionBased: true, Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: answer(lists.ListEvents)}
 		t[spec.MethodEventsPoll] = method.Row{SessionBased: true, Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: answer(polls.Poll)}
-		// Only the stateless revisions have events/stream and subscriptions/listen. In the session-based ones a disconnect
-		// does not cancel a request, so clients could not end the stream.
+		// Only the stateless revisions have events/stream and subscriptions/listen. In the session-based revisions a disconnect does not
+		// cancel a request, so clients could not end the stream.
 		t[spec.MethodEventsStream] = method.Row{Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: events.NewPush(e.streams)}
 		t[spec.MethodListen] = method.Row{Stateless: true, Scope: auth.ScopeRead, Handler: e.streams.Listen()}
 	}
@@ -104,7 +104,7 @@ func (e *Endpoint) table(lists *events.Lists) {
 	e.webhookMethods(answer)
 }
 
-// webhookMethods adds the methods for webhook subscriptions, which this process serves or forwards to another service.
+// webhookMethods adds the methods for webhook subscriptions, which this process serves itself or forwards to another service.
 func (e *Endpoint) webhookMethods(answer func(func(context.Context, *method.Call) (method.Result, error)) method.Handler) {
 	o := e.options
 	h := &events.Webhooks{Registrar: o.Registrar, Deregistrar: o.Deregistrar, Anonymous: o.AnonymousWebhooks}
@@ -160,7 +160,7 @@ func (e *Endpoint) checkCall(c *method.Call, m *method.Row) (err error) {
 	return err
 }
 
-// extensionRow returns the row of every method that is not in the table. Such a method exists for a caller if one of the caller's
+// extensionRow returns the table row for every method that is not in the table. Such a method exists for a caller if one of the caller's
 // backends declares an extension with the method.
 func (e *Endpoint) extensionRow() method.Row {
 	return method.Row{

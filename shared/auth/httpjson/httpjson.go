@@ -34,8 +34,8 @@ var statuses = map[fault.Kind]int{
 
 // Responder writes the responses of one HTTP interface.
 type Responder struct {
-	// Challenge is the WWW-Authenticate header of a 401 (RFC 9110, 11.6.1), for interfaces that do not use bearer tokens, for example for webhooks from GitHub. If it is empty,
-	// a 401 asks for a bearer token.
+	// Challenge is the WWW-Authenticate header of a 401 (RFC 9110, 11.6.1), for interfaces that do not use bearer tokens, for example for
+	// webhooks from GitHub. If it is empty, a 401 asks for a bearer token.
 	Challenge string
 	// Scope is the scope that a bearer token needs.
 	Scope string

@@ -132,7 +132,7 @@ func (o *Options) check() error {
 // Authenticate authenticates a request with the token in its Authorization header. Errors are of kind
 //
 //   - fault.Unauthenticated if there is no token, or if it is invalid,
-//   - fault.Forbidden if the token is valid but lacks the required workspace, and
+//   - fault.Forbidden if the token is valid but does not name the workspace that [Options.WorkspaceClaim] requires, and
 //   - fault.Unavailable if the token cannot be checked, because the issuer's keys cannot be fetched.
 func (a *Authenticator) Authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
 	p, err := a.authenticate(ctx, h)
@@ -289,8 +289,8 @@ func (a *Authenticator) validate(c *claims) string {
 	return ""
 }
 
-// audiences returns the claim aud or, without one, client_id. Access tokens of Amazon Cognito have no audience but name the client that
-// requested them.
+// audiences returns the values of the claim aud or, if the token has no such claim, of client_id. Access tokens of Amazon Cognito have no
+// audience but name the client that requested them.
 func (c *claims) audiences() []string {
 	if id := c.stringClaim("client_id"); len(c.Audience) == 0 && id != "" {
 		return []string{id}

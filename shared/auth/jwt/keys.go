@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// fresh is how long keys are used before they are fetched again. A key that the issuer has removed works for the same time.
+	// fresh is how long keys are used before they are fetched again. A key that the issuer has removed still works for up to this time.
 	fresh = 5 * time.Minute
 	// usable is the age up to which keys are used if the issuer cannot be reached.
 	usable = time.Hour
@@ -83,7 +83,7 @@ func (k *keySet) find(ctx context.Context, kid string, alg jose.SignatureAlgorit
 	return found, all, nil
 }
 
-// freshUntil returns the time until which the given keys are fresh, or the zero time if newer ones have replaced them.
+// freshUntil returns the time until which the given keys are fresh, or the zero time if newer keys have replaced them.
 func (k *keySet) freshUntil(keys *issuerKeys) time.Time {
 	current, loaded := k.Peek()
 	if current != keys {

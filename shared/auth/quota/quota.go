@@ -116,7 +116,7 @@ const (
 	WorkspaceSubscriptions = "workspaceSubscriptions"
 )
 
-// The defaults of quotas without a flag.
+// The default limits of the quotas that have no command-line flag.
 const (
 	DefaultCalls            = 100
 	DefaultSessions         = 1000

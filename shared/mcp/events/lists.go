@@ -90,8 +90,8 @@ func (h *Lists) List(kind api.Kind) func(context.Context, *method.Call) (method.
 	}
 }
 
-// listCatalog lists the event types, the caller's webhook subscriptions, and the backends' items, in this order. If subscriptions is
-// nil, it leaves them out.
+// listCatalog serves a list with the catalog's event types, the caller's webhook subscriptions and the backends' items, in this order. If
+// the parameter subscriptions is nil, the list has no subscriptions.
 func (h *Lists) listCatalog(ctx context.Context, c *method.Call, kind api.Kind, subscriptions streams.Subscriptions) (method.Result, error) {
 	cat, err := h.Catalogs.CatalogOf(ctx, c.Principal)
 	if err != nil {
@@ -170,7 +170,7 @@ func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPag
 	}
 	c.Answer.Wait()
 	list := h.Backends.List(ctx, c.Client(), kind)
-	// All pages of the list must have the same caching hint, so use the shortest TTL and the strictest scope of its parts.
+	// All pages of the list must have the same caching hint, so use the shortest TTL and the strictest caching scope of the list's parts.
 	page.cache = &method.Caching{TTL: min(page.cache.TTL, list.TTL.Milliseconds()), Scope: page.cache.Scope}
 	if !list.Shared {
 		page.cache.Scope = method.Private

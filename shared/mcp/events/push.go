@@ -193,7 +193,7 @@ func (p *pushFraming) check(ctx context.Context, credentials bool) error {
 	return err
 }
 
-// Limits of one page of a poll.
+// Limits of one result of events/poll.
 const (
 	defaultPoll  = 50      // events in the result if maxEvents is absent
 	maxPoll      = 500     // events in the result if maxEvents is greater

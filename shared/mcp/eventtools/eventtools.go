@@ -151,7 +151,8 @@ type Query struct {
 	Wait         time.Duration
 }
 
-// EventType is a type of events that a model can subscribe to. Arguments is a JSON Schema.
+// EventType is a type of events that a model can subscribe to. Arguments is the JSON Schema of the arguments with which the model selects
+// events.
 type EventType struct {
 	Name        string          `json:"name"`
 	Description string          `json:"description"`
@@ -169,7 +170,7 @@ type Event struct {
 	Note         string          `json:"note,omitempty"`
 }
 
-// Trim replaces data that is too large for a result with a note.
+// Trim removes the event's data if it is too large for a result, and adds a note about that.
 func (e *Event) Trim() {
 	if len(e.Data) > MaxBytes {
 		e.Data, e.Note = nil, "the data is too large to be shown here"
@@ -192,7 +193,7 @@ func NewEvents(q Query) *Events {
 	return &Events{Events: []Event{}, Subscription: q.Subscription, limit: q.Limit}
 }
 
-// Add adds an event. It reports false, and sets More, if the result is full.
+// Add adds an event to the result. It reports false, and sets More, if the result is full.
 func (r *Events) Add(e Event) bool {
 	e.Trim()
 	if n := len(r.Events); n >= r.limit || n > 0 && r.size+len(e.Data) > MaxBytes {

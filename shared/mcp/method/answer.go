@@ -111,7 +111,7 @@ func (a *answer) Stop() {
 	a.close()
 }
 
-// close stops the heartbeats, and keeps all other messages except the response from being sent. The caller holds the lock.
+// close stops the heartbeats and prevents all other messages except the response. The caller holds the lock.
 func (a *answer) close() {
 	a.over = true
 	if a.timer != nil {
@@ -139,7 +139,7 @@ func (a *answer) Progress(c *Call, waited time.Duration, total int, message stri
 // Comment is the SSE comment that is sent as a heartbeat.
 var Comment = sse.Append(nil, sse.Event{Comment: " "})
 
-// ErrWriting is the error for a response that cannot be written.
+// ErrWriting is the error for a response that cannot be written to the client.
 var ErrWriting = errors.New("mcp: the client is gone or does not read")
 
 // relayed is the answer to a call that a backend serves. It passes the backend's messages on to the client as they arrive.

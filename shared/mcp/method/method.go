@@ -51,7 +51,8 @@ type Handler interface {
 
 // Row describes one method in a [Table]: when it exists, which scope a caller needs, and which handler serves it.
 type Row struct {
-	// SessionBased and Stateless tell in which revisions the method exists.
+	// SessionBased tells whether the method exists in the protocol revisions with sessions, and Stateless whether it exists in the
+	// revisions without sessions.
 	SessionBased, Stateless bool
 	Family                  Family
 	Session                 bool   // the method needs a session
@@ -79,7 +80,7 @@ func (m Row) CheckCall(c *Call) error {
 // Table contains the methods of the endpoint by name. The endpoint answers other methods with an error, and does not advertise them.
 type Table map[string]Row
 
-// Has reports whether the method is served.
+// Has reports whether the table contains the method.
 func (t Table) Has(name string) bool {
 	_, ok := t[name]
 	return ok
@@ -133,7 +134,7 @@ func NotAcceptable(w http.ResponseWriter, c *Call) error {
 // Empty answers with an empty result.
 func Empty(context.Context, *Call) (Result, error) { return Result{}, nil }
 
-// Call is an HTTP request to the endpoint, or one message of its batch.
+// Call is a client's message to the endpoint: an HTTP request, or one message of a batch.
 type Call struct {
 	Request   *http.Request
 	Body      []byte // the body of the HTTP request or, in a batch, the message

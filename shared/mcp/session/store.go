@@ -1,6 +1,6 @@
-// Package session stores the clients' MCP sessions, so that any instance of the server can serve a session. Only the
-// protocol revisions up to 2025-11-25 have sessions. Only [Store] reads and writes them, but package erase deletes the sessions of an
-// erased principal.
+// Package session stores the clients' MCP sessions, so that any instance of the server can serve a session. Only the protocol revisions
+// up to 2025-11-25 have sessions. Only [Store] reads and writes sessions, except that package erase deletes the sessions of an erased
+// principal.
 package session
 
 import (
@@ -83,7 +83,7 @@ type URI struct {
 	// After is the position of the end of the event log at the time when the client subscribed to the URI. The session's first stream begins
 	// with the events after this position.
 	After int64 `json:"p,omitempty"`
-	// Open is true if the URI has wildcards or is a parent, e.g. event://incidents, which stands for all URIs below it.
+	// Open is true if the URI has wildcards or is a parent, for example event://incidents, which stands for all URIs below it.
 	Open    bool   `json:"o,omitempty"`
 	Backend string `json:"b,omitempty"` // the backend that the resource belongs to, if any
 }
@@ -92,7 +92,7 @@ const (
 	TTL = 24 * time.Hour // how long an unused session lives
 	// firstTTL is how long a new session lives if its client does not use it. The first use prolongs it to TTL.
 	firstTTL = 5 * time.Minute
-	// usedEvery limits how often a process records that a session is in use: at most once in this time.
+	// usedEvery limits how often a process records that a session is in use: at most once per session in this time.
 	usedEvery = 10 * time.Minute
 )
 
@@ -124,7 +124,7 @@ func itemKey(key, sort string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "s#" + key, Sort: sort}
 }
 
-// ListKey returns the partition with the list of a principal's sessions. The sort key of an entry is the session's key.
+// ListKey returns the key of the partition with the list of a principal's sessions. The sort key of an entry is the session's key.
 func ListKey(workspace, principal string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "sp#" + workspace + "#" + principal}
 }
@@ -372,7 +372,7 @@ type EarlierStreams struct {
 	// Exists is set if the session had a stream before. If the first two streams of a session begin at the same moment, Exists
 	// is set for only one of them.
 	Exists bool
-	// Begun is set if one of the earlier streams has begun; see [Store.RecordStreamBegun].
+	// Begun is set if the client has received the beginning of one of the earlier streams; see [Store.RecordStreamBegun].
 	Begun bool
 	// QuietEnd is the cursor that [Store.RecordQuietEnd] recorded for the session's previous stream, or empty.
 	QuietEnd string
@@ -454,8 +454,8 @@ func (s *Store) ReloadForStream(ctx context.Context, sess *Session, connection s
 // cache takes at most 20 MiB.
 const maxDecoded = 1 << 10
 
-// decode returns nil for a nil item, and for an item that it cannot decode. Callers treat nil as an unknown session, so that the
-// client begins a new one.
+// decode decodes the item of a session. It returns nil for a nil item and for an item that it cannot decode. Callers treat nil as an
+// unknown session, so that the client begins a new one.
 func (s *Store) decode(ctx context.Context, id, key string, item *store.Item) *Session {
 	if item == nil {
 		return nil
@@ -549,7 +549,7 @@ func (s *Store) RecordStreamOpen(ctx context.Context, key string, until time.Tim
 	return lease, fault.Wrap(fault.Unavailable, err, "record the open stream")
 }
 
-// RecordStreamClosed undoes [Store.RecordStreamOpen] unless a newer stream has opened.
+// RecordStreamClosed removes the record of [Store.RecordStreamOpen] unless a newer stream has replaced the record.
 func (s *Store) RecordStreamClosed(ctx context.Context, key string, lease int64) error {
 	err := s.DB.Write(ctx, store.Delete(itemKey(key, sortOpen), store.VersionIs(lease)))
 	if errors.Is(err, store.ErrConflict) {

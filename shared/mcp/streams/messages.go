@@ -267,8 +267,8 @@ func (s *Stream) subscribedAt(topic, uri string) bool {
 }
 
 // backendMeta returns the members of a backend's _meta that may reach a client, without braces. It drops members whose names have our
-// prefix or one that MCP reserves, because only the gateway sets them. For example, MCP reserves the names of the members with the id
-// of the client's listen (2026-07-28) and the id of a task (2025-11-25).
+// prefix or a prefix that MCP reserves, because only the gateway sets such members. For example, MCP reserves the names of the members
+// with the id of the client's listen (2026-07-28) and the id of a task (2025-11-25).
 func backendMeta(meta json.RawMessage) (members []byte) {
 	for name, value := range jsonrpc.Members(meta) {
 		if !reservedMeta(string(name)) {
@@ -278,8 +278,8 @@ func backendMeta(meta json.RawMessage) (members []byte) {
 	return members
 }
 
-// reservedMeta reports whether the name of a member of _meta has our prefix or one that MCP reserves. A prefix consists of labels
-// separated by dots, for example "com.example/". MCP reserves prefixes that have the label "mcp" or "modelcontextprotocol" at a
+// reservedMeta reports whether the name of a member of _meta has [spec.OwnPrefix] or a prefix that MCP reserves. A prefix consists of
+// labels separated by dots, for example "com.example/". MCP reserves prefixes that have the label "mcp" or "modelcontextprotocol" at a
 // certain position, which depends on the revision:
 //
 //   - as the second label, for example "io.modelcontextprotocol/" or "dev.mcp.tools/",
@@ -349,7 +349,7 @@ func (s *Stream) subscribeBackends(ctx context.Context, holder string, until tim
 
 // Conversation forwards messages of conversations to context providers, and returns their context. [conversation.Service] implements it.
 type Conversation interface {
-	// Enabled reports whether any provider is configured. Offers returns the kinds of messages that the principal may send.
+	// Enabled reports whether any context provider is configured. Offers returns the kinds of messages that the principal may send.
 	Enabled(ctx context.Context) bool
 	Offers(ctx context.Context, p auth.Principal) conversation.Offers
 	Forward(ctx context.Context, c api.Client, m *conversation.Message) (*conversation.Context, error)

@@ -128,8 +128,8 @@ func (s *sessionStream) Deliver(ctx context.Context, d stream.Delivery) error {
 
 func (s *sessionStream) Heartbeat(ctx context.Context) error { return s.stream.sendComment(ctx) }
 
-// open makes this the newest stream of its session and opens its feed. If the client subscribes to further URIs later, a
-// notice on the session's topic in the event log tells the stream.
+// open makes this the newest stream of its session and opens the feed from which it reads. If the client subscribes to further URIs
+// later, a notice on the session's topic in the event log tells the stream.
 func (s *sessionStream) open(ctx context.Context) error {
 	began := s.stream.Streams.Feeds.Log.Position()
 	s.connection = randomText(8)
@@ -166,8 +166,8 @@ func (s *sessionStream) open(ctx context.Context) error {
 		return err
 	}
 	if first {
-		// Add the targets in the order in which the client subscribed. Several of them may follow the same backend's topic,
-		// and the feed reads the topic from the position of the first one.
+		// Add the subscribed URIs in the order in which the client subscribed. Several of them may use the same topic of a backend, and
+		// the feed reads a topic from the position of the first of them.
 		for _, t := range slices.SortedFunc(maps.Values(subscribed), compareAfter) {
 			if err := s.add(ctx, t); err != nil {
 				return err

@@ -95,8 +95,8 @@ type interests struct {
 	level                             string // the lowest severity of log messages that the client asked for, or empty
 }
 
-// run sends deliveries and heartbeats until the stream ends, and returns the cause. Its stack must be small while it waits,
-// because a process may have thousands of streams.
+// run sends events, notices and heartbeats until the stream ends, and returns the cause. Its stack must be small while it waits, because
+// a process may have thousands of streams.
 func (s *Stream) run(ctx context.Context) error {
 	s.wrote = time.Now()
 	s.Caller.checked, s.began, s.beaten = s.wrote, s.wrote, s.wrote
@@ -141,7 +141,7 @@ func (s *Stream) untilHeartbeat() time.Duration {
 	return time.Until(due)
 }
 
-// maxGathered is the size in bytes at which gathered messages are written without waiting for further ones.
+// maxGathered is the size in bytes at which gathered messages are written without waiting for further messages.
 const maxGathered = 16 << 10
 
 // sendPending sends the events and notices that the feed has ready. It returns early if a heartbeat is due.
@@ -181,8 +181,8 @@ func (s *Stream) sendReady(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// ResumeAt returns the position from which the client can resume: the feed's position or, if the latest delivery was not
-// completed, the position before that delivery.
+// ResumeAt returns the position from which the client can resume the stream: the feed's position or, if the latest event or notice was
+// not sent completely, the position before it.
 func (s *Stream) ResumeAt() string {
 	if s.incomplete {
 		return s.completedCursor

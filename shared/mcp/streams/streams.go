@@ -48,7 +48,7 @@ type Streams struct {
 
 // Backends gives streams access to the backends behind the gateway.
 type Backends interface {
-	// Any reports whether there are backends. The answer may change at any time.
+	// Any reports whether there are backends. The result may change at any time.
 	Any(ctx context.Context) bool
 	// Backends returns the names of the backends that the principal may use.
 	Backends(ctx context.Context, p auth.Principal) []string

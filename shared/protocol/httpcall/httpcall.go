@@ -39,7 +39,7 @@ func IsLocal(server string) bool {
 	return u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
 }
 
-// Server says which server to call, and as whom.
+// Server says which server to call, and with which key.
 type Server struct {
 	// URL is the server's URL, for example https://events.example.com, or the whole URL of the endpoint to use.
 	URL string
@@ -225,7 +225,7 @@ func isForeign(resp *http.Response, body []byte) bool {
 		resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed
 }
 
-// UnexpectedAnswer returns an error for a response that cannot come from a server of this project, for example a proxy's error page.
+// UnexpectedAnswer returns the error for a response that cannot come from a server of this project, for example for a proxy's error page.
 func UnexpectedAnswer(resp *http.Response, kind fault.Kind) error {
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	return &unexpectedError{resp.StatusCode, fault.New(kind, "%s answered %s with %s, which no server of mcp-events does; is the server's URL right?",

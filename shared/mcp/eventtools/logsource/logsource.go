@@ -84,7 +84,7 @@ func isCorrectable(err error) bool {
 	return false
 }
 
-// source is the [eventtools.Source] of one call.
+// source is the [eventtools.Source] of one tool call.
 type source struct {
 	*tools
 	call *method.Call
@@ -125,7 +125,7 @@ func (h *source) Unsubscribe(_ context.Context, subscription string) (bool, erro
 }
 
 // find returns the selection of events for an event type and arguments. If the caller may not see the event type, it returns the same
-// error as for an unknown one.
+// error as for an unknown event type.
 func (h *tools) find(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage) (match.Selection, error) {
 	cat, err := h.streams.Catalogs.CatalogOf(ctx, p)
 	if err != nil {
@@ -264,7 +264,7 @@ func (h *source) wait(r *reading) error {
 // errAnswered means that the response has already been written.
 var errAnswered = errors.New("mcp: the request was answered")
 
-// await reads the subscription's feed until the result has an event or a gap, or until ctx ends.
+// await reads the subscription's feed until the result has an event or a gap, which means that events were lost, or until ctx ends.
 func (h *source) await(ctx context.Context, r *reading) error {
 	feed, err := h.streams.Feeds.Open(h.call.WithToken(ctx), stream.Request{
 		Workspace: h.call.Principal.Workspace, Principal: h.call.Principal.ID, Patterns: []match.Pattern{r.Pattern}, Cursor: r.handle.cursor, Sole: true, Wants: r.Wants,
