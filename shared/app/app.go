@@ -110,7 +110,7 @@ func (c *Core) Quota(name string) func(ctx context.Context, workspace, principal
 	}
 }
 
-// CallerQuota returns the same function as [Core.Quota], for code that has the caller as an [auth.Principal].
+// CallerQuota returns a function that looks up the same limits as [Core.Quota], for code that has the caller as an [auth.Principal].
 func (c *Core) CallerQuota(name string) quota.LimitFunc {
 	limitOf := c.Quota(name)
 	return func(ctx context.Context, p auth.Principal) float64 { return limitOf(ctx, p.Workspace, p.ID) }
@@ -133,8 +133,9 @@ func (c *Core) profile(ctx context.Context, p auth.Principal) spec.Profile {
 	return profile
 }
 
-// WatchLog registers the metrics of the event log. The log assumes that an append takes at most [eventlog.SlowAppend], and that the
-// clocks of all processes differ by at most [eventlog.MaxSkew]. If one of these assumptions is wrong, only these metrics show it.
+// WatchLog registers the metrics of the event log. The log assumes that an append takes at most [eventlog.SlowAppend], and that the clock
+// of each process differs from the true time by at most [eventlog.MaxSkew]. If one of these assumptions is wrong, only these metrics show
+// it.
 func (c *Core) WatchLog() error {
 	for name, n := range map[string]*atomic.Int64{
 		metric.LogSlowAppends: &c.EventLog.Slow, metric.LogClockSkew: &c.EventLog.Skewed,

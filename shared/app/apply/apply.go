@@ -36,7 +36,7 @@ type Files struct {
 	AllowBreaking bool
 }
 
-// Target is the stand-alone server or the deployment on AWS whose files Apply changes.
+// Target is the stand-alone server or the deployment on AWS whose stored catalogs and configuration Apply replaces.
 type Target struct {
 	DB store.DB
 	// Endings counts the live subscriptions that the new catalogs would end, see [lifecycle.Terminator.CountEndings]. If Endings is nil,
@@ -103,8 +103,8 @@ func (o Outcome) CatalogChanged() bool {
 	return slices.ContainsFunc(o.Catalogs, func(c Catalog) bool { return c.Changed })
 }
 
-// plan is the state of one call of Apply. It reads each stored document once and keeps it. The write at the end fails if one of these
-// documents has changed in the meantime.
+// plan is the state of one call of Apply. It reads each stored document once and keeps it. The write at the end fails if a document that
+// it replaces has changed in the meantime.
 type plan struct {
 	*Target
 	Files

@@ -242,7 +242,8 @@ func (p *parser) readProvider(n *strictyaml.Node) rules.Provider {
 	return v
 }
 
-// parser fills a configuration from the sections of a file. Its methods whose names begin with "read" can be used as a [strictyaml.Var].
+// parser fills a configuration from the sections of a file. Most of its methods whose names begin with "read" can be passed to
+// [strictyaml.Var] or [strictyaml.Func].
 type parser struct {
 	file   *strictyaml.File
 	config *Config

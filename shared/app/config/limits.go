@@ -334,7 +334,7 @@ func CheckRemoved(lookup func(string) (string, bool)) error {
 	return nil
 }
 
-// isIgnored reports whether the setting was removed in an earlier version and the server ignores it.
+// isIgnored reports whether the setting was removed and the server ignores it.
 func isIgnored(name string) bool {
 	r, ok := removed[name]
 	return ok && !r.stops

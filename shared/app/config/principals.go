@@ -133,8 +133,9 @@ func (l Limits) QuotaLimit(name string) float64 {
 	return 0
 }
 
-// QuotaLimit returns the limit of a quota for a principal. The configuration can set a limit for the principal, or for all principals of
-// its workspace. Without either, the limit comes from the parameter l.
+// QuotaLimit returns the limit of a quota for a principal. If the configuration sets a limit for the principal itself, QuotaLimit returns
+// this limit. Otherwise it returns the limit that the configuration sets for all principals of the workspace or, without one, the limit
+// from the parameter l.
 func (c *Config) QuotaLimit(name, workspace, principal string, l Limits) float64 {
 	for _, id := range []identity{{workspace, principal}, {workspace, ""}} {
 		if most, ok := c.quotas[id][name]; ok {
@@ -144,8 +145,8 @@ func (c *Config) QuotaLimit(name, workspace, principal string, l Limits) float64
 	return l.QuotaLimit(name)
 }
 
-// Profile returns the MCP Events profile that the configuration sets for a principal or for its workspace. It is empty if the
-// configuration sets no profile for them.
+// Profile returns the MCP Events profile that the configuration sets for a principal or, without one, for the principal's workspace. It
+// is empty if the configuration sets no profile for them.
 func (c *Config) Profile(workspace, principal string) spec.Profile {
 	return cmp.Or(c.profiles[identity{workspace, principal}], c.profiles[identity{workspace, ""}])
 }
@@ -345,8 +346,8 @@ func (p *parser) readClient(n *strictyaml.Node, what string, o *api.OAuth, other
 
 const clientWithSecret = "tokenUrl, clientId and clientSecret"
 
-// checkClient adds a fault if an OAuth client lacks its token URL, its id or its credential. The parameter needed has the names of these
-// three settings for the fault's message.
+// checkClient adds a fault if an OAuth client lacks its token URL, its id or its credential. The parameter needed has the names of the
+// needed settings for the fault's message.
 func (p *parser) checkClient(n *strictyaml.Node, what string, o *api.OAuth, hasCredential bool, needed string) {
 	if o.TokenURL == "" || o.ClientID == "" || !hasCredential {
 		p.file.Add(n.Line, "%s needs %s", what, needed)

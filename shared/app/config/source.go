@@ -76,8 +76,8 @@ func Load(ctx context.Context, db store.DB) (*Config, error) {
 	return d.Config, cmp.Or(err, d.Invalid)
 }
 
-// Stored provides the stored configuration, which it caches for up to [settings.MaxAge]. Its methods return the same pointer or slice
-// until the configuration changes.
+// Stored provides the stored configuration, which it caches for up to [settings.MaxAge] while the store answers. Its methods return the
+// same pointer or slice until the configuration changes.
 type Stored struct {
 	cache *settings.Cache[*current]
 	empty *current
@@ -175,7 +175,7 @@ func (s *Stored) Sources(ctx context.Context) ([]source.Source, error) {
 func (s *Stored) Invalidate() { s.cache.Invalidate() }
 
 // Authenticator returns an authenticator that accepts the keys in the stored configuration. It may accept a removed key for up to
-// [settings.MaxAge]. It also implements [auth.Directory].
+// [settings.MaxAge], or up to [settings.MaxStale] while the store does not answer. It also implements [auth.Directory].
 func (s *Stored) Authenticator() auth.Authenticator { return storedKeys{s} }
 
 type storedKeys struct{ *Stored }
@@ -255,7 +255,7 @@ func (p *parser) readSource(n *strictyaml.Node) source.Source {
 	return s
 }
 
-// checkReachable adds a fault for each mapping of a source that is never used, because an earlier mapping always matches.
+// checkReachable adds faults for mappings of a source that are never used, because an earlier mapping always matches.
 func (p *parser) checkReachable(events []source.Mapping, what string) {
 	for i, m := range events[:len(events)-1] {
 		if m.Match == nil {

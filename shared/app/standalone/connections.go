@@ -196,7 +196,7 @@ func (k *connection) Write(p []byte) (n int, err error) {
 	}
 }
 
-// SetWriteDeadline implements [net.Conn]. It records that the handler has set a deadline, because Write then sets none itself.
+// SetWriteDeadline implements [net.Conn]. It records whether the handler has set a deadline, because Write then sets none itself.
 // [http.Server] removes the deadline at the end of each request, so the record does not affect the next request.
 func (k *connection) SetWriteDeadline(t time.Time) error {
 	k.bounded.Store(!t.IsZero())

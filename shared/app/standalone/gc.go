@@ -16,7 +16,8 @@ const (
 	// betweenGCs is the intended time between two garbage collections. A collection slows down requests for about 10 ms. With one collection
 	// every 2 s, it slows down 0.5% of all requests, so the 99th percentile of response times hardly changes.
 	betweenGCs = 2 * time.Second
-	// quietAfter is the time without a garbage collection after which a server counts as quiet, and returns unused memory to the system.
+	// quietAfter is the time after which a server that is no longer busy returns unused memory to the system. The time counts from the
+	// last garbage collection while the server was busy.
 	quietAfter = 3 * betweenGCs
 	// maxPercent is the largest value for GOGC. It applies if the live heap is almost empty.
 	maxPercent = 800
@@ -24,8 +25,9 @@ const (
 
 // CollectLessOften makes the garbage collector run less often. The collector runs when the heap has grown by a reserve or by a quarter,
 // whichever is more. The reserve is the amount of memory that the process allocates in two seconds, but at least 16 and at most 64 MiB.
-// So a busy server collects garbage about every two seconds. A server that becomes quiet returns memory to the system.
+// So a busy server collects garbage about every two seconds.
 //
+// A server that becomes quiet returns memory to the system, because the Go runtime would otherwise keep most of it for minutes.
 // CollectLessOften does nothing if the operator has set GOGC or GOMEMLIMIT. It changes the whole process, so call it only in programs
 // whose main task is the server.
 func CollectLessOften() {

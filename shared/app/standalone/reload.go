@@ -104,7 +104,7 @@ func isRefusal(err error) bool {
 // startRefused decides whether the server starts although its settings were refused. It returns nil if the server starts. That is the
 // case if [Options.LastSettings] is true and the store has previous settings that this version can read.
 //
-// The parameter refused is the reason for the refusal, or nil if the settings were accepted.
+// The parameter refused is the reason for the refusal. It is nil if the settings were accepted, and then startRefused also returns nil.
 func (s *Server) startRefused(ctx context.Context, o Options, refused error) error {
 	if !o.LastSettings || !isRefusal(refused) {
 		return refused

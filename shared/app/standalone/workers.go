@@ -14,9 +14,9 @@ const (
 	// slow lane is a queue with workers of its own.
 	attemptPatience = 2 * time.Second
 	slowPerEndpoint = 8 // concurrent attempts of the slow lane to the same endpoint
-	// pageWorkers is the number of workers for page tasks. A page task sends events to a range of subscribers, and may wait several
-	// seconds for slow endpoints. At most pagesPerGroup workers handle page tasks of the same pattern, or of the same busy endpoint, so
-	// that workers are left for others.
+	// pageWorkers is the number of workers for page tasks. It is large because a page task, which sends events to a range of subscribers,
+	// may wait several seconds for slow endpoints. At most pagesPerGroup workers handle page tasks of the same pattern, or of the same
+	// busy endpoint, so that workers are left for others.
 	pageWorkers, pagesPerGroup = 512, 128
 	// queueBytes limits the total size of the message bodies that a queue keeps in memory. Further messages stay only in the database.
 	// attemptBytes limits the total size of the events in running attempts. Both are needed because the server copies a payload several

@@ -78,7 +78,8 @@ func NewRegistrar(c *app.Core, o RegistrarOptions) *subscription.Registrar {
 	}
 }
 
-// NewFanout returns the fanout, which appends events to the event log and finds the subscriptions that match them.
+// NewFanout returns the fanout, which appends events to the event log, and queues tasks for sending them to the subscribers whose
+// patterns match.
 func NewFanout(c *app.Core) *fanout.Fanout {
 	return &fanout.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer, Logger: c.Log}
 }
