@@ -1,5 +1,5 @@
-// Package admin is the HTTP API for operators, at /admin/v1. It shows subscriptions, deliveries, events and settings, and lets people
-// pause, resume, retry, replay and erase them.
+// Package admin is the HTTP API for operators, at /admin/v1. It shows subscriptions, deliveries, events and settings. With it, people
+// pause and resume deliveries, retry and replay them, and erase the data of principals.
 //
 // Package operations declares the operations of the API and has its OpenAPI document. [readRequest] parses a request's parameters, so
 // handlers start with valid ones. An operator (scope events:operate) sees the whole workspace. An owner (scope events:subscribe) sees

@@ -130,9 +130,10 @@ func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) 
 
 var errNoEvent = fault.New(fault.NotFound, "the log has no such event")
 
-// find returns the event that the request's path names by its id. If the store has no index of event ids, find looks for the id in the
-// delivery log: the record of an attempt has the event's URI, and a failed attempt has stored the event itself. If that fails, too, find
-// searches the event log for each URI in use.
+// find returns the event that the request's path names by its id. Only some stores have an index of event ids, so find also looks for the
+// id in the delivery log. There, the record of an attempt has the event's URI. After a failed attempt, the event itself is stored, too.
+//
+// If that fails and the store has no index, find searches the event log for each URI in use.
 func (h *eventHandlers) find(c *call) (*event.Event, error) {
 	ctx, workspace, id, uri := c.Context(), c.principal.Workspace, c.PathValue("id"), c.URI
 	if !event.ValidID(id) {

@@ -44,10 +44,12 @@ type tick struct {
 	At time.Time `json:"at"`
 	figures
 	Published int `json:"published"`
-	// Deliveries and Events are the items that are new since the previous message, the newest first. The events have no payloads.
+	// Deliveries and Events are the newest items since the previous message, at most [shown] of each kind and the newest first. The
+	// events have no payloads.
 	Deliveries []attemptView `json:"deliveries"`
 	Events     []eventView   `json:"events"`
-	// Truncated is true if the event log has more than [maxTailed] partitions, so events may be missing.
+	// Truncated is true if the stream does not read all partitions of the event log, for example because there are more than [maxTailed].
+	// Events may then be missing.
 	Truncated bool `json:"truncated"`
 }
 
@@ -248,7 +250,7 @@ func (t *tail) poll() (*tick, error) {
 
 // newEvents returns the events between the times from and now. They may include events that earlier polls have returned.
 func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) {
-	// Some event logs have no total order. Their position is the current time, so it differs from t.end in every poll.
+	// Some event logs have no total order. Their position follows the clock, so it differs from t.end in every poll.
 	if end := t.events.log.Position(); end != t.end {
 		t.end, t.grew = end, now
 	}

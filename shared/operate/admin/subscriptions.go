@@ -40,7 +40,7 @@ type subscriptionView struct {
 	Delivery struct {
 		Last      time.Time `json:"last,omitzero"`
 		LastError string    `json:"lastError,omitempty"`
-		// LastStatusCode is the HTTP status of the last attempt. Only operators see it (SRF-05).
+		// LastStatusCode is the HTTP status of the last failed attempt. Only operators see it (SRF-05).
 		LastStatusCode int       `json:"lastStatusCode,omitempty"`
 		FailingSince   time.Time `json:"failingSince,omitzero"`
 		ThrottledUntil time.Time `json:"throttledUntil,omitzero"`
@@ -331,8 +331,8 @@ func (v visible) find(c *call, id string) (*subscription.Selected, error) {
 	return s, nil
 }
 
-// maxOwn is the number of subscriptions up to which an owner may list the deliveries of all of them in one request. An owner with more
-// subscriptions must name one.
+// maxOwn is the number of subscriptions up to which an owner may list the deliveries or dead letters of all of them in one request. An
+// owner with more subscriptions must name one.
 const maxOwn = 100
 
 // checkOwned checks that the caller may list the deliveries of the subscription with the given id. If the caller is an owner and the id

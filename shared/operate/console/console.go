@@ -149,9 +149,9 @@ func buildPolicy(at *signIn) string {
 		"; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types lit-html"
 }
 
-// endpoints returns the endpoints of the authorization server, or nil if the console has no OAuth client. The first callers wait until
-// the authorization server has answered, and get nil if it does not. Later callers immediately get the last known endpoints, while the
-// handler asks for newer ones in the background.
+// endpoints returns the endpoints of the authorization server, or nil if the console has no OAuth client. Until the endpoints are known,
+// callers wait for the authorization server, and get nil if it does not answer. After that, callers immediately get the last known
+// endpoints. If these are older than [fresh], the handler asks for newer ones in the background.
 func (h *Handler) endpoints(ctx context.Context) *signIn {
 	if h.Client == nil {
 		return nil

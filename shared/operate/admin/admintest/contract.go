@@ -34,7 +34,8 @@ type response struct {
 	Content map[string]struct{ Schema json.RawMessage }
 }
 
-// source is the file name of the document. References from one schema of the document to another contain this name.
+// source is the name under which the schema compiler knows the document. The compiler resolves references between the document's schemas
+// with this name.
 const source = "openapi.json"
 
 // Parse reads an OpenAPI document. It returns an error if the schema of a response is invalid.

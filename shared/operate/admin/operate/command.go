@@ -39,9 +39,9 @@ type Command struct {
 	// Format is the output format: json, yaml or name. If it is empty, a list is printed as a table, and an object as a document for
 	// people.
 	Format string
-	// Wide prints tables with all columns, even if they are wider than the terminal.
+	// Wide prints tables in full, with all columns and complete ids, even if they are wider than the terminal.
 	Wide bool
-	// Follow waits until a replay that the command has started is over, and shows its progress.
+	// Follow waits until the replay in the response is over, and shows its progress.
 	Follow bool
 	// Confirm is confirmErase or confirmEnd if the command cannot be undone. Run then asks the user before it sends the request.
 	Confirm string

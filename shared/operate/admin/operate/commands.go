@@ -222,7 +222,7 @@ func (r Request) read(in io.Reader) (string, error) {
 	return string(b), fault.Wrap(fault.Invalid, err, "read the request")
 }
 
-// Page has the flags that all commands for lists have.
+// Page has the flags of most commands for lists.
 type Page struct {
 	Limit  int    `default:"100" placeholder:"N" help:"Maximum number of items (${default}); 0 means all."`
 	Cursor string `placeholder:"CURSOR" help:"Continue where another list ended; that list prints the cursor."`
@@ -295,7 +295,8 @@ func (o *Flags) Validate() error {
 type Terminal struct {
 	In       io.Reader
 	Out, Err io.Writer
-	// Width is the number of columns of the terminal at Out. If it is 0, tables are printed with all their columns.
+	// Width is the number of characters in a line of the terminal at Out. If it is 0, tables are printed in full, with all columns and
+	// complete ids.
 	Width       int
 	Interactive bool
 	// Bar is where the progress of replays is shown. It may be nil.

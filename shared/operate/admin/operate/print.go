@@ -21,7 +21,7 @@ import (
 
 const timeForm = "2006-01-02 15:04:05"
 
-// localTime formats a text that contains a time, in the local time zone. It returns any other text unchanged.
+// localTime formats a text that is a time, in the local time zone. It returns any other text unchanged.
 func localTime(s string) (text string, isTime bool) {
 	if t, err := time.Parse(time.RFC3339Nano, s); err == nil {
 		return t.Local().Format(timeForm), true
@@ -85,8 +85,8 @@ func printTable(w io.Writer, columns, drop []string, width int, items []json.Raw
 	return hidden, fault.Wrap(fault.Unavailable, t.Flush(), "print")
 }
 
-// fitRows makes the rows of a table fit into a width of that many characters. It shortens ids and, if that is not enough, removes
-// columns, beginning with the columns in drop. It returns the headings of the removed columns.
+// fitRows makes the rows of a table fit into the given width, which is a number of characters. It shortens ids and, if that is not
+// enough, removes columns, beginning with the columns in drop. It returns the headings of the removed columns.
 func fitRows(rows [][]string, paths, drop []string, width int) (hidden []string) {
 	for _, cells := range rows[1:] {
 		for i := range cells {
