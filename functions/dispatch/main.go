@@ -1,5 +1,6 @@
-// Command dispatch is the function that signs webhooks and sends them. A message in the deliveries queue is a page task: it sends one
-// event to a range of subscribers for the first time. A message in the slow queue is a single retry.
+// Command dispatch is the function that signs webhooks and sends them. A message in the deliveries queue is a page task: it sends events
+// to a range of subscribers for the first time. A message in the slow queue is a single attempt: a retry, or a first attempt to a slow
+// endpoint.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command fanout is the function that writes accepted events to the event log, finds the subscriptions whose patterns match, and passes
-// the events to dispatch.
+// Command fanout is the function that writes accepted events to the event log. For the subscribers whose patterns match the events, it
+// queues tasks, with which the function dispatch sends the webhooks.
 package main
 
 import (

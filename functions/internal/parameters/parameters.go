@@ -31,7 +31,7 @@ import (
 const (
 	// keep is how long a value is used before it is read from SSM again.
 	keep = 5 * time.Minute
-	// keepStale is how long the last value is used while SSM does not respond.
+	// keepStale is how long the last value is used while SSM is unavailable.
 	keepStale = time.Hour
 	// keepFault is the pause after a failed read. Without the pause, each request of a client could send a request to SSM.
 	keepFault = 5 * time.Second

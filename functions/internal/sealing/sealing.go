@@ -288,8 +288,8 @@ func (o *Opener) load(ctx context.Context, old openable) (openable, error) {
 }
 
 // maxDirect is the maximum number of bytes that KMS encrypts. Each rotation adds about 150 bytes to a keyset, so a keyset exceeds this
-// limit with the 26th rotation. From then on, wrap encrypts the keyset with a data key, and KMS encrypts only the data key. KMS still
-// encrypts a smaller keyset itself, so that the previous version of the functions can read it.
+// limit with the 26th rotation. Then wrap encrypts the keyset with a data key, and KMS encrypts only the data key. KMS still encrypts a
+// smaller keyset itself, so that the previous version of the functions can read it.
 const maxDirect = 4096
 
 // envelopeMark is the prefix of a keyset that is encrypted with a data key. The ciphertexts of KMS do not begin with this text. After the
