@@ -99,7 +99,7 @@ func (r *receiver) close() {
 	r.running.Wait()
 }
 
-// letGo closes the connections of all requests to /hang/N.
+// letGo closes the connections of all requests that the receiver has not answered yet.
 func (r *receiver) letGo() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

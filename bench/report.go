@@ -128,7 +128,7 @@ func (p *pass) result(l *ledger, before, after sample, publishing time.Duration)
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// Err returns an error if deliveries were lost, or had wrong signatures.
+// Err returns an error if deliveries were lost, had wrong signatures, or arrived at the wrong endpoint.
 func (r Report) Err() error {
 	for _, x := range r.Results {
 		if x.Lost > 0 || x.Forged > 0 || x.Strange > 0 {

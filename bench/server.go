@@ -30,7 +30,7 @@ const catalog = `events:
       properties: {filler: {type: string}}
 `
 
-// server is the process that is measured. If the benchmark did not start it, only one of the fields url and pid is set.
+// server is the process that is measured. If the benchmark did not start it, at most one of the fields url and pid is set.
 type server struct {
 	url, debug string
 	pid        int
@@ -171,7 +171,7 @@ func memory(pid int, figure string) int64 {
 	return 0
 }
 
-// fsyncTimes returns the durations, in ascending order, of 200 fsyncs after a write of 4 KiB.
+// fsyncTimes returns the durations, in ascending order, of 200 fsyncs, each after a write of 4 KiB.
 func fsyncTimes(dir string) []time.Duration {
 	f, err := os.CreateTemp(dir, "mcpevents-fsync-")
 	if err != nil {

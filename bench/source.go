@@ -93,7 +93,7 @@ func (p *pass) compareSource(ctx context.Context, body string, report *Report) e
 }
 
 // pullRequest returns the body of a request that GitHub sends about an opened pull request. The parameter links is a number of links,
-// which appear in four places of the body.
+// which appear in three places of the body.
 func pullRequest(links int) string {
 	var more strings.Builder
 	for i := range links {
