@@ -1,8 +1,8 @@
-// Package awsx creates the SDK configuration that all AWS clients of a process share.
+// Package awsx makes the configuration of the AWS SDK that all AWS clients of a process share.
 //
-// Lambda passes the region, credentials and endpoints in environment variables, so this package reads no files and no metadata service.
-// This makes a function's first request 3 ms faster and its archive 0.7 MB smaller. The command line uses awsx/profile instead.
-// Only main packages and the code that wires them call [Load].
+// Lambda passes the region, the credentials and the endpoints in environment variables, so this package reads no files and no metadata
+// service. This makes a function's first request 3 ms faster and its archive 0.7 MB smaller. The command line uses package awsx/profile
+// instead. Only main packages and the code that connects their parts call [Load].
 package awsx
 
 import (
@@ -33,17 +33,17 @@ const (
 	envAccessKey     = "AWS_ACCESS_KEY_ID"
 	envSecretKey     = "AWS_SECRET_ACCESS_KEY"
 	envSessionToken  = "AWS_SESSION_TOKEN"
-	// EnvEndpoint is the base URL of all services, for example an emulator's URL. With the suffix "_DYNAMODB", "_SQS" or another
-	// service's name it is the base URL of that service.
+	// EnvEndpoint is the variable with the base URL of all services, for example an emulator's URL. The variable with the suffix
+	// "_DYNAMODB", "_SQS" or another service's name has the base URL of that service.
 	EnvEndpoint = "AWS_ENDPOINT_URL"
-	// envAttempts is the maximum number of attempts per request.
+	// envAttempts is the variable with the maximum number of attempts per request.
 	envAttempts = "AWS_MAX_ATTEMPTS"
 )
 
 const defaultAttempts = 5
 
-// Load returns the configuration from the environment. It fails without credentials, except for an emulator on this machine, because
-// emulators accept any credentials.
+// Load returns the SDK configuration from environment variables. It fails if the credentials are missing, except for an emulator on this
+// machine, because emulators accept any credentials.
 func Load() (aws.Config, error) {
 	return load(os.Getenv)
 }
@@ -96,7 +96,8 @@ func load(getenv func(string) string) (aws.Config, error) {
 
 type serviceEndpoints struct{ getenv func(string) string }
 
-// GetServiceBaseEndpoint returns the base URL of a service. The SDK looks for this method in the sources of its configuration.
+// GetServiceBaseEndpoint returns the base URL of a service if an environment variable sets one; see [EnvEndpoint]. The SDK looks for this
+// method in the sources of its configuration.
 func (s serviceEndpoints) GetServiceBaseEndpoint(_ context.Context, sdkID string) (string, bool, error) {
 	name := strings.ToUpper(strings.ReplaceAll(sdkID, " ", "_"))
 	if base := s.getenv(EnvEndpoint + "_" + name); base != "" {
@@ -109,9 +110,10 @@ func isLoopback(host string) bool {
 	return host == "localhost" || net.ParseIP(host).IsLoopback()
 }
 
-// KindOf returns the kind of an AWS client's error, unless err already has a kind. It is [fault.Unavailable] if a retry may
-// help: the service did not answer, the service failed, or the SDK itself would retry. A request that the service rejects is
-// [fault.Internal], because we check input before it reaches a client.
+// KindOf returns the kind of an error of an AWS client. An error that already has a kind keeps it.
+//
+// Otherwise the kind is [fault.Unavailable] if a retry may help: the service did not answer, the service failed, or the SDK itself would
+// retry. A request that the service rejects is [fault.Internal], because we check input before it reaches a client.
 func KindOf(err error) fault.Kind {
 	if _, ok := errors.AsType[*fault.Error](err); ok {
 		return fault.KindOf(err)
@@ -133,25 +135,25 @@ func KindOf(err error) fault.Kind {
 
 const (
 	connectTimeout = 3 * time.Second
-	// requestLimit bounds one attempt of a request, because a connection can go silent. The SDK then uses another connection. Two attempts
-	// of 8 s fit into the 18 s that a call of fanout may take.
+	// requestLimit limits one attempt of a request, because a connection can stop responding without an error. The SDK then repeats the
+	// request on another connection. Two attempts of 8 s fit into the 18 s that a call of the function fanout may take.
 	requestLimit = 8 * time.Second
-	// receiveWait and invokeWait are added to requestLimit for requests that the service holds open: until messages arrive, or until the
-	// invoked function returns.
+	// receiveWait and invokeWait are added to requestLimit for requests whose response the service delays: until messages arrive, or
+	// until the invoked function returns.
 	receiveWait = 20 * time.Second
 	invokeWait  = 60 * time.Second
-	// maxIdle is the number of idle connections per service. The SDK's default of 10 is too small, because a dispatcher records a
-	// page of outcomes concurrently.
+	// maxIdle is the number of idle connections per service. The SDK's default of 10 is too small, because a dispatcher writes the
+	// outcomes of many deliveries concurrently.
 	maxIdle = 100
 )
 
-// NewHTTPClient returns the HTTP client of a configuration. It ends an attempt of a request after limit, or later if the
-// request waits at the service, see [longestWait].
+// NewHTTPClient returns an HTTP client for the SDK. It ends an attempt of a request after limit, or later if the service delays the
+// response; see [longestWait].
 //
-// It also works around a race in the SDK, which closes the request's body when the response's header arrives. The body's WriteTo then
-// returns [io.EOF] as an error. If net/http still sends the body, it drops the connection with the response, and the SDK repeats the
-// request. If the request was a receive, its messages stay invisible until their visibility timeout. Our wrapper has no WriteTo, so
-// net/http calls Read, and a closed body just ends.
+// It also works around a race in the SDK, which closes a request's body when the header of the response arrives. If net/http still sends
+// the body, the body's WriteTo then returns [io.EOF] as an error, net/http drops the connection with the response, and the SDK repeats
+// the request. The messages of a repeated receive stay invisible until their visibility timeout. Our wrapper of the body has no WriteTo,
+// so net/http calls Read, which does not fail when the body is closed.
 func NewHTTPClient(limit time.Duration) aws.HTTPClient {
 	return client{limit: limit, HTTPClient: awshttp.NewBuildableClient().
 		WithDialerOptions(func(d *net.Dialer) { d.Timeout = connectTimeout }).
@@ -167,8 +169,9 @@ func (c client) Do(req *http.Request) (*http.Response, error) {
 	wait := longestWait(req)
 	ctx, cancel := context.WithTimeout(req.Context(), c.limit+wait)
 	req = req.WithContext(ctx)
-	// A service may close a connection while Lambda has frozen this process. The SDK then repeats the request on another connection, but not
-	// an invocation, because it may have taken effect. So an invocation never gets a connection that was idle.
+	// A service may close an idle connection while Lambda has frozen this process. The SDK repeats a request that fails for this reason,
+	// but not an invocation, because the invocation may have taken effect. So the connection of an invocation is closed afterwards, and
+	// no invocation gets an idle connection.
 	req.Close = wait == invokeWait
 	if req.Body != nil && req.Body != http.NoBody {
 		req.Body = body{req.Body}
@@ -192,7 +195,7 @@ func longestWait(req *http.Request) time.Duration {
 	return 0
 }
 
-// limited is a response body that ends its request's timeout when it is closed.
+// limited is a response body that also ends the timeout of its request when it is closed.
 type limited struct {
 	io.ReadCloser
 	cancel context.CancelFunc
@@ -203,5 +206,5 @@ func (l limited) Close() error {
 	return l.ReadCloser.Close()
 }
 
-// body is a request body without WriteTo, see [NewHTTPClient].
+// body is a request body without the method WriteTo; see [NewHTTPClient].
 type body struct{ io.ReadCloser }

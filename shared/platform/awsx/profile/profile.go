@@ -1,5 +1,5 @@
-// Package profile creates the SDK configuration on people's machines, with profiles, single sign-on and the files in ~/.aws. The command
-// line uses it. Functions do not, because it would slow down their start and their environment has all they need.
+// Package profile makes the SDK configuration on people's machines, with profiles, single sign-on and the files in ~/.aws. The command
+// line uses it. Lambda functions do not, because it would slow down their start, and their environment has all settings.
 package profile
 
 import (
