@@ -5,8 +5,9 @@ import "sync"
 
 // Map is a map of limited size. It may be used concurrently, and the zero value holds up to [DefaultBound] entries.
 //
-// Map approximates a least-recently-used cache with two generations. When the young generation holds half of the limit, it
-// becomes the old one, and the entries of the previous old one are dropped. A hit moves an entry to the young generation.
+// Map approximates a least-recently-used cache with two generations. When the young generation holds half of the limit, it becomes the
+// old generation, and the entries of the previous old generation are dropped. A Get that finds an entry in the old generation moves it to
+// the young one.
 type Map[K comparable, V any] struct {
 	half int
 
@@ -14,7 +15,7 @@ type Map[K comparable, V any] struct {
 	young, old map[K]V
 }
 
-// DefaultBound is the largest number of entries of a zero [Map].
+// DefaultBound is the largest number of entries of a [Map] with the zero value.
 const DefaultBound = 8192
 
 // NewMap returns a map of at most bound entries.
@@ -22,7 +23,7 @@ func NewMap[K comparable, V any](bound int) *Map[K, V] {
 	return &Map[K, V]{half: max(1, bound/2), young: map[K]V{}}
 }
 
-// Get returns the value of a key.
+// Get returns the value of a key and whether the map has the key.
 func (m *Map[K, V]) Get(k K) (V, bool) {
 	m.mu.RLock()
 	v, ok := m.young[k]
@@ -37,8 +38,8 @@ func (m *Map[K, V]) Get(k K) (V, bool) {
 	return v, ok
 }
 
-// promote moves an entry to the young generation. It looks the key up again, because a newer value may have been put since Get released
-// the read lock.
+// promote moves an entry from the old to the young generation. It looks the key up again, because another goroutine may have called Put
+// since Get released the read lock.
 func (m *Map[K, V]) promote(k K) (V, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
