@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 )
 
-// WriteFile replaces the content of a file. The file has mode 0600. If root replaces another user's file, that user still owns it. When
-// WriteFile returns nil, the new content is on disk.
+// WriteFile replaces the content of a file, or creates the file. The file gets the mode 0600. If root replaces another user's file, that
+// user still owns it. When WriteFile returns nil, the new content is on disk.
 func WriteFile(path string, content []byte) error {
 	dir := filepath.Dir(path)
 	temp, err := os.CreateTemp(dir, filepath.Base(path)+".*") // mode 0600
@@ -25,7 +25,7 @@ func WriteFile(path string, content []byte) error {
 	return err
 }
 
-// Rename renames a file whose content is on disk. When Rename returns nil, the new name is on disk too.
+// Rename renames a file whose content is already on disk. When Rename returns nil, the new name is on disk too.
 func Rename(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err
@@ -33,7 +33,7 @@ func Rename(from, to string) error {
 	return syncDir(filepath.Dir(to))
 }
 
-// syncDir writes the names in a directory to disk. Tests replace it.
+// syncDir syncs a directory to disk, and with it the names of its files. Tests replace it.
 var syncDir = func(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
