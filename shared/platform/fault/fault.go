@@ -1,9 +1,9 @@
-// Package fault gives errors a kind. HTTP, JSON-RPC, the command line and the queues each map kinds to their own codes in one
-// table.
+// Package fault gives errors a kind. HTTP, JSON-RPC, the command line and the queues each have a table that maps kinds to their own
+// codes.
 //
-// A package wraps an error once, when it returns it to other packages, and adds the attempted operation and its object.
-// [KindOf] returns the kind of the first error in the chain that has one. An error without a kind counts as [Internal], so its
-// text goes to the log and never to a client.
+// A package wraps an error once, when it returns it to other packages, and adds the attempted operation and its object. [KindOf] returns
+// the kind of the first error in the chain that has a kind. An error without a kind counts as [Internal], so its text goes to the log and
+// never to a client.
 package fault
 
 import (
@@ -20,27 +20,27 @@ import (
 type Kind uint8
 
 const (
-	// Internal is a failure of this program. The error's text stays in the log.
+	// Internal means that this program failed. The error's text stays in the log.
 	Internal Kind = iota
-	// Invalid is input that cannot be accepted as it is.
+	// Invalid means that the input cannot be accepted as it is.
 	Invalid
-	// NotFound is a reference to something that does not exist for this caller.
+	// NotFound means that something to which the request refers does not exist for this caller.
 	NotFound
-	// Forbidden is a request that the caller may not make.
+	// Forbidden means that the caller may not make the request.
 	Forbidden
-	// Unauthenticated is a request without valid credentials.
+	// Unauthenticated means that the request has no valid credentials.
 	Unauthenticated
-	// Exhausted is a limit or quota that was reached.
+	// Exhausted means that a limit or quota was reached.
 	Exhausted
-	// Unavailable is a dependency that failed or did not answer. A retry may help.
+	// Unavailable means that a dependency failed or did not answer. A retry may help.
 	Unavailable
-	// Conflict is a write that was refused because its condition did not hold.
+	// Conflict means that a write was refused because its condition did not hold.
 	Conflict
-	// TooLarge is input larger than a limit.
+	// TooLarge means that the input is larger than a limit.
 	TooLarge
-	// Unprocessable is well-formed input that does not match a schema.
+	// Unprocessable means that the input is well-formed but does not match a schema.
 	Unprocessable
-	// Unsupported is a request for something that this deployment does not offer.
+	// Unsupported means that the request is for something that this deployment does not offer.
 	Unsupported
 )
 
@@ -51,17 +51,17 @@ var names = [...]string{
 
 func (k Kind) String() string { return names[k] }
 
-// Error makes a kind an error, so that errors.Is(err, fault.NotFound) works and the public packages can export kinds.
+// Error makes a kind an error itself, so that errors.Is(err, fault.NotFound) works and the public packages can export kinds.
 func (k Kind) Error() string { return names[k] }
 
-// Error is an error with a kind and, where it helps the caller, typed data.
+// Error is an error with a kind and, where it helps the caller, data with details.
 type Error struct {
 	Kind Kind
 	// Message is shown to the caller unless Kind is [Internal].
 	Message string
-	// Data is shown to the caller. It must marshal to JSON.
+	// Data has details that are shown to the caller, or nil. It must marshal to JSON.
 	Data any
-	// Err is the cause, for the log.
+	// Err is the cause, or nil. [Public] says which of its text a caller may see.
 	Err error
 }
 
@@ -74,7 +74,7 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is reports whether target is the kind of e.
+// Is reports whether target is the kind of e. The function [errors.Is] calls it.
 func (e *Error) Is(target error) bool {
 	k, ok := target.(Kind)
 	return ok && k == e.Kind
@@ -85,8 +85,8 @@ func New(k Kind, format string, args ...any) *Error {
 	return &Error{Kind: k, Message: fmt.Sprintf(format, args...)}
 }
 
-// Wrap adds the attempted operation to err. The result has the kind of err, or k if err is [Internal] or has no kind. Wrap
-// returns nil if err is nil.
+// Wrap returns an error that adds the attempted operation to err. Its kind is the kind of err, or k if err is [Internal] or has no kind.
+// Wrap returns nil if err is nil.
 func Wrap(k Kind, err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -115,7 +115,7 @@ func KindOf(err error) Kind {
 // Is reports whether err is of kind k.
 func Is(err error, k Kind) bool { return err != nil && KindOf(err) == k }
 
-// DataOf returns the data of the first [Error] in err's chain that has any.
+// DataOf returns the data of the first [Error] in err's chain that has data, or nil.
 func DataOf(err error) any {
 	for err != nil {
 		e, ok := errors.AsType[*Error](err)
@@ -139,10 +139,10 @@ type Limit struct {
 // LimitName returns the limit's name. [LimitOf] calls it on a Limit, or on data that embeds a Limit.
 func (l Limit) LimitName() string { return l.Limit }
 
-// AtLimit returns a copy of e whose data is the reached limit, with its name and value.
+// AtLimit returns a copy of e whose data is a [Limit] with the name and the value of the reached limit.
 func (e *Error) AtLimit(name string, value float64) *Error { return e.With(Limit{name, value}) }
 
-// LimitOf returns the name of the limit that caused err, or "" if no limit did.
+// LimitOf returns the name of the reached limit that caused err, or "" if err has another cause.
 func LimitOf(err error) string {
 	if l, ok := DataOf(err).(interface{ LimitName() string }); ok {
 		return l.LimitName()
@@ -150,8 +150,8 @@ func LimitOf(err error) string {
 	return ""
 }
 
-// Public returns the text of err that a caller may see. If err is [Internal] or [Unavailable] with a cause, that is a fixed
-// text, because the messages of such errors describe internal steps. Otherwise Public joins the messages of all [Error]s in the
+// Public returns the text of err that a caller may see. For an [Internal] error, and for an [Unavailable] error with a cause, that is a
+// fixed text, because the messages of such errors describe internal steps. Otherwise Public joins the messages of all [Error]s in the
 // chain, up to the first [Internal] one.
 func Public(err error) string {
 	e, ok := errors.AsType[*Error](err)
@@ -173,8 +173,8 @@ func Public(err error) string {
 	return msg
 }
 
-// Clip shortens a text that a caller chose to at most limit bytes and appends "…", so that an error or a record can repeat it. It
-// does not split a character.
+// Clip shortens a text that is longer than limit bytes and appends "…". It does not split a character. It is for a text from a caller
+// that an error or a record repeats.
 func Clip(s string, limit int) string {
 	if len(s) <= limit {
 		return s
@@ -182,8 +182,7 @@ func Clip(s string, limit int) string {
 	return strings.ToValidUTF8(s[:limit], "") + "…"
 }
 
-// Recovered stores a panic as an error in *err. Goroutines defer it, because a panic that is not recovered would end the
-// process.
+// Recovered stores a panic as an error in *err. Goroutines defer it, because an unrecovered panic would end the process.
 func Recovered(err *error) {
 	if p := recover(); p != nil {
 		*err = FromPanic(p)
@@ -193,11 +192,11 @@ func Recovered(err *error) {
 // FromPanic returns an error with the value p of a recovered panic and the stack trace.
 func FromPanic(p any) error { return fmt.Errorf("panic: %v\n%s", p, debug.Stack()) }
 
-// PrintData prints the data of an error. shown is the error's text, which the command line has already printed. Each schema
-// fault gets a line, for example "/number: must be integer, not string". Other data is printed as JSON.
+// PrintData prints the data of an error for the command line. The parameter shown is the error's text, which was printed already. Each
+// schema fault gets a line, for example "/number: must be integer, not string". Other data is printed as JSON.
 //
-// PrintData skips data that would only repeat the shown text: the faults of a file, because the text lists them all, and a
-// single fault that the text contains.
+// PrintData skips data that would only repeat the shown text: the faults of a file, because the text lists them all, and a single fault
+// that the text contains.
 func PrintData(w io.Writer, data any, shown string) {
 	b, err := json.Marshal(data)
 	if err != nil {
