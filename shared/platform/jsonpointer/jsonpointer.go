@@ -1,4 +1,4 @@
-// Package jsonpointer reads, follows and writes JSON Pointers (RFC 6901). A document is JSON as [encoding/json] decodes it.
+// Package jsonpointer reads, follows and writes JSON Pointers (RFC 6901). A document is a JSON value as [encoding/json] decodes it.
 package jsonpointer
 
 import (
@@ -8,7 +8,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// MaxLength is the longest pointer in bytes.
+// MaxLength is the largest length of a pointer's text in bytes.
 const MaxLength = 1024
 
 // MaxDepth is the deepest nesting of arrays and objects that this project accepts in JSON and YAML. Decoders are recursive, so deeper input
@@ -23,7 +23,7 @@ var (
 	unescaper = strings.NewReplacer("~1", "/", "~0", "~")
 )
 
-// Parse parses a pointer. Its errors are of kind fault.Invalid.
+// Parse parses the text of a pointer. Its errors are of kind fault.Invalid.
 func Parse(text string) (Pointer, error) {
 	if text == "" {
 		return nil, nil
@@ -56,10 +56,10 @@ func (p Pointer) String() string {
 	return b.String()
 }
 
-// Member returns the text of a pointer to a top-level member, e.g. "/a~1b" for a/b.
+// Member returns the text of a pointer to a member of the top-level object, for example "/a~1b" for the name a/b.
 func Member(name string) string { return "/" + escaper.Replace(name) }
 
-// ValueIn returns the value that the pointer refers to. ok is false if the document has no such value.
+// ValueIn returns the value in the document to which the pointer refers. The result ok is false if the document has no such value.
 func (p Pointer) ValueIn(doc any) (value any, ok bool) {
 	for _, token := range p {
 		switch at := doc.(type) {
@@ -80,13 +80,13 @@ func (p Pointer) ValueIn(doc any) (value any, ok bool) {
 	return doc, true
 }
 
-// Fault is a mistake in a document. An empty pointer refers to the whole document.
+// Fault is a mistake in a document, with a pointer to the wrong value. An empty pointer refers to the whole document.
 type Fault struct {
 	Pointer string `json:"pointer"`
 	Message string `json:"message"`
 }
 
-// String returns the fault in one line.
+// String returns the fault as one line of text.
 func (f Fault) String() string {
 	if f.Pointer == "" {
 		return f.Message
