@@ -1,5 +1,5 @@
-// Package loglines writes several log lines together, after a delay. Writing each line immediately takes several times as much
-// processor time, and the request that caused the line would have to wait for it.
+// Package loglines collects log lines and writes several of them together after a delay. Writing each line immediately takes several
+// times as much processor time, and the request that caused the line would have to wait for it.
 package loglines
 
 import (
@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// Writer passes records to a handler, in the order of the calls of [Writer.Add]. It may be used concurrently.
+// Writer passes log records to a handler, in the order of the calls of [Writer.Add]. It may be used concurrently.
 type Writer struct {
 	Handler slog.Handler
-	// Delay is how long a line may wait; 0 writes each line immediately.
+	// Delay is how long a record may wait until it is written; 0 writes each record immediately.
 	Delay time.Duration
 
 	mu      sync.Mutex
@@ -21,16 +21,17 @@ type Writer struct {
 	writing sync.Mutex // held while lines are written, to keep their order
 }
 
-// line is a record with the context of its request, because a handler may read values from it, for example a trace id.
+// line is a log record with the context of the request that caused it, because a handler may read values from the context, for example a
+// trace id.
 type line struct {
 	ctx    context.Context
 	record slog.Record
 }
 
-// maxLines is the number of waiting lines at which Add writes them without waiting for the delay.
+// maxLines is the number of waiting lines at which [Writer.Add] writes them immediately.
 const maxLines = 1000
 
-// Add writes a record within the delay.
+// Add passes a record to the handler, at the latest after the delay.
 func (w *Writer) Add(ctx context.Context, record slog.Record) {
 	if w.Delay == 0 {
 		w.write(line{ctx, record})
@@ -48,7 +49,7 @@ func (w *Writer) Add(ctx context.Context, record slog.Record) {
 	}
 }
 
-// Flush writes the waiting lines.
+// Flush passes all waiting records to the handler.
 func (w *Writer) Flush() {
 	w.writing.Lock()
 	defer w.writing.Unlock()
