@@ -18,23 +18,23 @@ import (
 )
 
 const (
-	// EMFEvery is the minimum time between two writes of a process's metrics. A log line per invocation would cost more than the
-	// invocation itself.
+	// EMFEvery is the shortest time between two writes of a process's metrics to its log. A log line for each invocation of a Lambda
+	// function would cost more than the invocation itself.
 	EMFEvery = 10 * time.Second
-	// maxValues is the maximum number of values that the embedded metric format allows for a metric in one line.
+	// maxValues is how many values of one metric the embedded metric format allows in one log line.
 	maxValues = 100
-	// dimensionStack is the name of the dimension that every metric has. Its value distinguishes the deployments of an account.
+	// dimensionStack is the name of the dimension that every metric has. Its value distinguishes the deployments in an AWS account.
 	dimensionStack = "stack"
 )
 
-// EMF writes the metrics of a function's process to its log, in CloudWatch's embedded metric format. Lambda may freeze the process between
-// invocations, so no exporter can run in the background. Instead, the function calls [EMF.Flush] at the end of each invocation. Create it
-// with [NewEMF].
+// EMF writes the metrics of a Lambda function's process to its log, in CloudWatch's embedded metric format. Lambda may freeze the process
+// between invocations, so no exporter can run in the background. Instead, the function calls [EMF.Flush] at the end of each invocation.
+// Create an EMF with [NewEMF].
 //
-// The format has no buckets, so EMF writes a histogram as a list of values. Each measurement appears as the middle of its bucket. So the
-// number of values is exact, and each value is wrong by at most half the bucket's width.
+// The format has no histograms, so EMF writes a histogram as a list of values. Each measurement appears as the middle of its bucket. So
+// the number of values is exact, and each value is wrong by at most half the bucket's width.
 type EMF struct {
-	// Export, if set, also receives the metrics of each write.
+	// Export, if not nil, also receives the metrics each time that they are written to the log.
 	Export func(context.Context, *metricdata.ResourceMetrics)
 
 	log    *slog.Logger
@@ -47,18 +47,19 @@ type EMF struct {
 	last time.Time
 }
 
-// NewEMF returns an EMF that writes to a log, whose handler must write JSON. The dimension "stack" has the given value, which
-// distinguishes the deployments of an account. A nil clock is time.Now.
+// NewEMF returns an EMF that writes to a log, whose handler must write JSON. The parameter stack is the value of the dimension "stack",
+// which distinguishes the deployments in an AWS account. A nil now means time.Now.
 func NewEMF(log *slog.Logger, stack string, now func() time.Time) *EMF {
 	now = periodic.Clock(now)
 	reader := sdk.NewManualReader(sdk.WithTemporalitySelector(func(sdk.InstrumentKind) metricdata.Temporality { return metricdata.DeltaTemporality }))
 	return &EMF{log: log, stack: stack, now: now, reader: reader, meters: sdk.NewMeterProvider(sdk.WithReader(reader))}
 }
 
-// Provider returns the provider for [NewSet].
+// Provider returns the OpenTelemetry provider to pass to [NewSet].
 func (e *EMF) Provider() otel.MeterProvider { return e.meters }
 
-// Flush writes the metrics since the last write, unless that was less than [EMFEvery] ago. A nil EMF writes nothing.
+// Flush writes the metrics that were recorded since the last write, unless the last write was less than [EMFEvery] ago. A nil EMF writes
+// nothing.
 func (e *EMF) Flush(ctx context.Context) {
 	if e == nil || !e.mu.TryLock() { // another goroutine is writing
 		return
@@ -70,7 +71,7 @@ func (e *EMF) Flush(ctx context.Context) {
 	}
 }
 
-// Close writes the metrics since the last write. Call it when the process ends.
+// Close writes the metrics that were recorded since the last write. Call it when the process ends.
 func (e *EMF) Close(ctx context.Context) {
 	if e == nil {
 		return
@@ -108,7 +109,7 @@ func (e *EMF) write(ctx context.Context) {
 	}
 }
 
-// pointsOf returns the values of a metric's points, by the attributes of the points (see [attributesOf]). It leaves out counters
+// pointsOf returns the values of a metric, grouped by the values of its attributes as [attributesOf] returns them. It leaves out counters
 // that did not grow since the last write.
 func pointsOf(data metricdata.Aggregation) map[string][]float64 {
 	out := map[string][]float64{}
@@ -138,7 +139,7 @@ func pointsOf(data metricdata.Aggregation) map[string][]float64 {
 	return out
 }
 
-// separator separates the values of attributes. It does not occur in them.
+// separator separates the values of attributes in a text. It does not occur in the values.
 const separator = "\x00"
 
 // attributesOf returns the values of a point's attributes, separated by [separator] and sorted by the attributes' names.
@@ -150,8 +151,8 @@ func attributesOf(set attribute.Set) string {
 	return strings.Join(values, separator)
 }
 
-// estimateValues returns the middle of its bucket for each value that a histogram has counted, limited to the range between the
-// smallest and the largest value.
+// estimateValues returns an estimate of each value that a histogram has counted: the middle of the value's bucket. The estimates are
+// limited to the range between the smallest and the largest value.
 func estimateValues(p metricdata.HistogramDataPoint[float64]) []float64 {
 	least, _ := p.Min.Value()
 	most, _ := p.Max.Value()
@@ -178,8 +179,8 @@ type emfLine struct {
 	metrics   map[string][]float64
 }
 
-// next returns a log line with up to [maxValues] values of each metric, and removes these values. For metrics with an
-// attribute, the line also declares the dimension "stack" alone, so that an alarm can be set on the total.
+// next returns a log line with up to [maxValues] values of each metric, and removes these values from l. For metrics with an attribute,
+// the line also declares the dimension "stack" alone, so that operators can set an alarm on the total.
 func (l *emfLine) next(stack string, now time.Time) slog.Attr {
 	about := metrics{Namespace: Namespace, Dimensions: [][]string{{dimensionStack}}}
 	members := []any{slog.String(dimensionStack, stack)}

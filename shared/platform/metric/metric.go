@@ -1,7 +1,7 @@
-// Package metric defines the metrics of the product. [Set] records them, and [EMF] writes them to a function's log in CloudWatch's embedded
-// metric format.
+// Package metric defines the metrics of the product. A [Set] records them, and an [EMF] writes them to the log of a Lambda function in
+// CloudWatch's embedded metric format.
 //
-// [Tally] counts problems that may be frequent in the log and in a Set, so that operators see the same numbers in the log and in the graph.
+// A [Tally] counts frequent problems both in the log and in a Set, so that operators see the same numbers in the log and in the graph.
 package metric
 
 import (
@@ -19,7 +19,7 @@ import (
 // Namespace is the namespace of the metrics in CloudWatch.
 const Namespace = "mcp-events"
 
-// Member is the member of a log line that tells CloudWatch which other members are metrics.
+// Member is the name of the JSON member of a log line that tells CloudWatch which other members are metrics.
 const Member = "_aws"
 
 // directive is the value of [Member], as the embedded metric format defines it.
@@ -36,7 +36,7 @@ type metrics struct {
 
 type emfMetric struct{ Name, Unit string }
 
-// Kind is the type of a metric. It says how to aggregate the values.
+// Kind is the type of a metric. It says how the values are aggregated.
 type Kind string
 
 const (
@@ -45,15 +45,16 @@ const (
 	Histogram Kind = "histogram"
 )
 
-// Definition is a row of [Table].
+// Definition describes one metric. It is a row of [Table].
 type Definition struct {
-	// Name is the same everywhere, except that Prometheus' exporter appends "_total" to counters and "_seconds" to durations.
+	// Name is the metric's name in all monitoring systems, except that Prometheus' exporter appends "_total" to counters and "_seconds"
+	// to durations.
 	Name string
 	Kind Kind
-	// Unit is "s" for durations, as in the UCUM, and otherwise empty.
+	// Unit is "s" for durations (seconds in the UCUM, a standard for units), and otherwise empty.
 	Unit string
-	// By is the attribute by which the metric is split, or empty. It may be several, sorted and separated by commas. Attributes must have
-	// few different values, because CloudWatch bills each combination as a metric.
+	// By is the attribute by which the metric is split, or empty. It may be several attributes, sorted and separated by commas.
+	// Attributes must have few different values, because CloudWatch bills each combination of values as a metric.
 	By   string
 	Help string
 }
@@ -133,11 +134,11 @@ var Table = []Definition{
 	{SourceRefused, Counter, "", "source", "Requests to sources that could not become an event: unverified, invalid, unfit, limited and unavailable."},
 }
 
-// Success is the outcome of a successful attempt. Failed attempts have their category as the outcome.
+// Success is the outcome of a successful delivery attempt. A failed attempt has the category of the failure as its outcome.
 const Success = "success"
 
-// lagBounds are the upper bounds of the histograms' buckets, in seconds. They begin with 1 ms, because a stand-alone server
-// delivers that fast. They end with a day. Retries can take three days, so a last bucket counts all longer times.
+// lagBounds are the upper bounds of the histograms' buckets, in seconds. They begin with 1 ms, because a stand-alone server delivers that
+// fast. They end with a day, although retries can take three days, so an additional last bucket counts all longer times.
 var lagBounds = []float64{
 	.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 21600, 86400,
 }
@@ -152,8 +153,8 @@ type Set struct {
 	calls   sync.Map // cached options by the call's backend and outcome
 }
 
-// NewSet creates the instruments for the metrics in [Table] that the process counts itself. Callers add the others with
-// [Set.Watch].
+// NewSet creates the instruments for the metrics in [Table] that the process counts itself. Callers add the metrics whose current value
+// is read, such as gauges, with [Set.Watch].
 func NewSet(p otel.MeterProvider) (*Set, error) {
 	s := &Set{counters: map[string]otel.Int64Counter{}, histograms: map[string]otel.Float64Histogram{}, meter: p.Meter("github.com/mcp-events/mcpevents")}
 	var err error
@@ -178,7 +179,7 @@ func NewSet(p otel.MeterProvider) (*Set, error) {
 	return s, nil
 }
 
-// definition returns the row of a metric in [Table]. It panics if the table has no such row, which would be a mistake in this package.
+// definition returns the row of a metric in [Table]. It panics if there is no such row, which would be a mistake in this package.
 func definition(name string) Definition {
 	for _, d := range Table {
 		if d.Name == name {
@@ -191,9 +192,10 @@ func definition(name string) Definition {
 // Published counts accepted events.
 func (s *Set) Published(n int) { s.add(EventsPublished, n, "", "") }
 
-// Attempt records an attempt to deliver an event. The parameter took is the duration of the POST, and lag is the time from publishing
-// to the end of the POST. If first is true, the lag counts as the lag of a first attempt. The category is the kind of failure, or
-// empty after a success.
+// Attempt records an attempt to deliver an event. The parameter category is the kind of failure, or empty after a success.
+//
+// The parameter took is the duration of the POST, and lag is the time from publishing to the end of the POST. If first is true, the lag
+// also counts as the lag of a first attempt.
 func (s *Set) Attempt(category string, first bool, took, lag time.Duration) {
 	if s == nil {
 		return
@@ -210,32 +212,33 @@ func (s *Set) Attempt(category string, first bool, took, lag time.Duration) {
 	s.add(DeliveryAttempts, 1, "outcome", outcome)
 }
 
-// DeadLettered counts n messages of a queue that became dead letters, or n deliveries that were given up if the queue is
-// [Webhook].
+// DeadLettered counts n messages of a queue that became dead letters. If the queue is [Webhook], it counts n webhook deliveries that were
+// given up.
 func (s *Set) DeadLettered(queue string, n int) {
 	if n > 0 {
 		s.add(DeadLetters, n, "queue", queue)
 	}
 }
 
-// LimitReached counts a request that reached the named limit. Without a name it does nothing, so callers can pass the result of
-// [fault.LimitOf].
+// LimitReached counts a request that reached the named limit. If the name is empty, it does nothing, so that callers can pass the result
+// of [fault.LimitOf].
 func (s *Set) LimitReached(name string) {
 	if name != "" {
 		s.add(LimitsReached, 1, "limit", name)
 	}
 }
 
-// SubscriptionDisabled counts a subscription that was disabled, because its endpoint failed for days or is gone.
+// SubscriptionDisabled counts a subscription that was disabled because its endpoint failed for days or is gone.
 func (s *Set) SubscriptionDisabled() { s.add(Disabled, 1, "", "") }
 
-// StreamEnded counts a stream that ended for the given reason.
+// StreamEnded counts an event stream that ended for the given reason.
 func (s *Set) StreamEnded(reason string) { s.add(StreamsEnded, 1, "reason", reason) }
 
-// PollAnswered counts an answer to events/poll.
+// PollAnswered counts a response to the MCP method events/poll.
 func (s *Set) PollAnswered() { s.add(Polls, 1, "", "") }
 
-// BackendCalled counts a request to a backend. The parameter failed is true if the backend did not answer, or answered with an error.
+// BackendCalled counts a request to a backend, which is an MCP server behind the gateway. The parameter failed is true if the backend did
+// not answer, or answered with an error.
 func (s *Set) BackendCalled(backend string, failed bool) {
 	s.add(BackendCalls, 1, "backend", backend)
 	if failed {
@@ -243,10 +246,11 @@ func (s *Set) BackendCalled(backend string, failed bool) {
 	}
 }
 
-// NoBackend is the attribute of calls that no backend can serve, for example because no backend has the tool.
+// NoBackend is the value of the attribute "backend" for calls that no backend can serve, for example because no backend has the tool.
 const NoBackend = "-"
 
-// GatewayCalled records a client's call to a backend. An empty backend counts as [NoBackend].
+// GatewayCalled records the outcome and the duration of a client's call to a backend through the gateway. An empty backend counts as
+// [NoBackend].
 func (s *Set) GatewayCalled(backend, outcome string, took time.Duration) {
 	if s == nil {
 		return
@@ -261,8 +265,8 @@ func (s *Set) GatewayCalled(backend, outcome string, took time.Duration) {
 	s.histograms[GatewayCalls].Record(context.Background(), took.Seconds(), o.(otel.RecordOption))
 }
 
-// SourceRequested counts a request to a source by its outcome. If the request was refused, SourceRequested also counts it by
-// source.
+// SourceRequested counts a request to a source, which turns requests of other systems into events, by its outcome. If the request was
+// refused, SourceRequested also counts it by the source's name.
 func (s *Set) SourceRequested(source, outcome string, refused bool) {
 	s.add(SourceRequests, 1, "outcome", outcome)
 	if refused {
@@ -270,7 +274,7 @@ func (s *Set) SourceRequested(source, outcome string, refused bool) {
 	}
 }
 
-// add adds n to the counter with the given name. Unless key is empty, the counter is split by the attribute with this key and value.
+// add adds n to the counter with the given name. If key is not empty, add counts n for the attribute with this key and value.
 func (s *Set) add(name string, n int, key, value string) {
 	switch {
 	case s == nil:
@@ -281,7 +285,7 @@ func (s *Set) add(name string, n int, key, value string) {
 	}
 }
 
-// option returns the attribute as an option for counters. It caches options, because making one allocates.
+// option returns an attribute as an option for counters. It caches options, because each new option allocates memory.
 func (s *Set) option(key, value string) []otel.AddOption {
 	if o, ok := s.options.Load(key + "=" + value); ok {
 		return o.([]otel.AddOption)
@@ -291,14 +295,14 @@ func (s *Set) option(key, value string) []otel.AddOption {
 	return o
 }
 
-// Reading is a current value of a metric. By is the value of the metric's attribute if it has one.
+// Reading is the current value of a metric. The field By is the value of the metric's attribute, if the metric has an attribute.
 type Reading struct {
 	By    string
 	Value float64
 }
 
-// Watch reads a metric of [Table] with f whenever an exporter collects. f must be fast and may be called concurrently. If it fails,
-// the exporter leaves the metric out.
+// Watch makes exporters read a metric of [Table] with the function f whenever they collect metrics. f must be fast and may be called
+// concurrently. If f returns an error, the exporter leaves the metric out.
 func (s *Set) Watch(name string, f func(context.Context) ([]Reading, error)) error {
 	if s == nil {
 		return nil
@@ -324,28 +328,31 @@ func (s *Set) Watch(name string, f func(context.Context) ([]Reading, error)) err
 	return err
 }
 
-// One wraps the value of a metric without an attribute as a reading.
+// One returns the value of a metric without attributes as the result of a function for [Set.Watch].
 func One(value float64) []Reading { return []Reading{{Value: value}} }
 
 // LogEvery is the default of [Tally.Every].
 const LogEvery = 10 * time.Second
 
-// Tally counts occurrences that may be very frequent. It logs the first occurrence with each combination of attributes immediately,
-// and further ones as a count, at most once per Every. Name, Text and Log must be set. A Tally may be used concurrently.
+// Tally counts occurrences of a problem that may be very frequent. It logs the first occurrence with each combination of attributes
+// immediately. It logs further occurrences as a count, at most once per Every.
+//
+// Name, Text and Log must be set. A Tally may be used concurrently.
 type Tally struct {
-	// Name is the name of a counter in [Table]. Text is the message of the log lines.
+	// Name is the name of a counter in [Table]. Text is the message of each log line.
 	Name, Text string
 	Log        *slog.Logger
-	// Set counts each occurrence in the metric. If it is nil, the Tally only logs.
+	// Set counts each occurrence in the metric Name. If Set is nil, the Tally only logs.
 	Set *Set
-	// Every is the shortest time between two lines with the same attributes. 0 means [LogEvery].
+	// Every is the shortest time between two log lines with the same attributes; 0 means [LogEvery].
 	Every time.Duration
 
 	mu     sync.Mutex
 	counts map[string]*tallied
 }
 
-// tallied is the count for one combination of attributes: all occurrences, and how many of them were logged.
+// tallied has the counts for one combination of attributes: the field all counts all occurrences, and logged counts the occurrences that
+// were logged.
 type tallied struct {
 	by          []slog.Attr
 	option      otel.AddOption
@@ -353,7 +360,7 @@ type tallied struct {
 	due         bool // whether a timer will write the next line
 }
 
-// Add counts an occurrence with the given attributes, which are those of the metric.
+// Add counts an occurrence. The parameter by has the metric's attributes with their values.
 func (t *Tally) Add(ctx context.Context, by ...slog.Attr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -382,7 +389,7 @@ func (t *Tally) Add(ctx context.Context, by ...slog.Attr) {
 	}
 }
 
-// write logs the count since the last line, and schedules the next line. The caller holds t.mu.
+// write logs how many occurrences were counted since the last line, and schedules the next line. The caller holds t.mu.
 func (t *Tally) write(ctx context.Context, c *tallied) {
 	n := c.all - c.logged
 	if c.due = n > 0; !c.due {
@@ -397,7 +404,8 @@ func (t *Tally) write(ctx context.Context, c *tallied) {
 	})
 }
 
-// Each calls the function yield for each combination of attributes, with their values and their count since the process started.
+// Each calls the function yield for each combination of attributes, with the attributes' values and the number of occurrences since the
+// process started.
 func (t *Tally) Each(yield func(values []string, n int64)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -410,7 +418,8 @@ func (t *Tally) Each(yield func(values []string, n int64)) {
 	}
 }
 
-// ByThird returns the counts of a tally with three attributes. For example, the map's ["a/b"]["c"] is the count of the values a, b and c.
+// ByThird returns the counts of a tally with three attributes, as a map of maps. For example, the map's ["a/b"]["c"] is the count for the
+// attribute values a, b and c.
 func (t *Tally) ByThird() map[string]map[string]int64 {
 	out := map[string]map[string]int64{}
 	t.Each(func(by []string, n int64) {
@@ -427,13 +436,13 @@ func (t *Tally) ByThird() map[string]map[string]int64 {
 // nothing.
 type Undecodable struct{ tally Tally }
 
-// NewUndecodable returns an Undecodable that also logs the items. The set may be nil.
+// NewUndecodable returns an Undecodable that also logs the items. If set is not nil, it counts them in a metric too.
 func NewUndecodable(log *slog.Logger, set *Set) *Undecodable {
 	return &Undecodable{Tally{Name: ItemsUndecodable, Text: "stored item undecodable", Log: log, Set: set}}
 }
 
-// Add counts a stored item that cannot be decoded. kind says what the item stores, for example "session". It is an attribute of the
-// metric, so it must have only a few different values.
+// Add counts a stored item that cannot be decoded. The parameter kind says what the item stores, for example "session". It is an
+// attribute of the metric, so it must have only a few different values.
 func (u *Undecodable) Add(ctx context.Context, kind string) {
 	if u == nil {
 		return
@@ -441,7 +450,7 @@ func (u *Undecodable) Add(ctx context.Context, kind string) {
 	u.tally.Add(ctx, slog.String("item", kind))
 }
 
-// Count returns the number of items of a kind since the process started.
+// Count returns how many items of the given kind could not be decoded since the process started.
 func (u *Undecodable) Count(kind string) (n int64) {
 	u.tally.Each(func(values []string, all int64) {
 		if values[0] == kind {
