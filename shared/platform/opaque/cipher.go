@@ -9,8 +9,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// NewCipher returns a cipher (AES-256-GCM) whose key is derived from the deployment's key for one purpose, for example "mcpevents gateway
-// request state". Texts that were encrypted for one purpose cannot be decrypted for another. The cipher adds a random nonce to each text.
+// NewCipher returns an AES-256-GCM cipher for one purpose, for example "mcpevents gateway request state". It derives the cipher's key
+// from the deployment's key and the purpose, so that a text that was encrypted for one purpose cannot be decrypted for another. The
+// cipher adds a random nonce to each text.
 func NewCipher(key []byte, purpose string) (cipher.AEAD, error) {
 	derived, err := hkdf.Key(sha256.New, key, nil, purpose, 32)
 	if err != nil {

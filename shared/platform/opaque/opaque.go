@@ -10,8 +10,8 @@ import (
 
 var errToken = errors.New("opaque: not unpadded base64url")
 
-// Decode decodes a token. It rejects every text that [Encode] cannot return. For example, encoding/base64 ignores line breaks,
-// so it would accept a changed token as the original one.
+// Decode decodes a token. It rejects every text that [Encode] cannot return. For example, encoding/base64 ignores line breaks, so it
+// would accept a changed token like the original one.
 func Decode(token string) ([]byte, error) {
 	b, err := base64.RawURLEncoding.Strict().DecodeString(token)
 	if err != nil || strings.ContainsAny(token, "\r\n") {
@@ -20,5 +20,5 @@ func Decode(token string) ([]byte, error) {
 	return b, nil
 }
 
-// Encode encodes bytes as a token.
+// Encode encodes bytes as a token, which is their base64url text.
 func Encode(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
