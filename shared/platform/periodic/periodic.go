@@ -13,14 +13,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Job is work that is repeated. If it runs out of time, the next round continues it.
+// Job is work that is repeated in rounds. If a round runs out of time, the next round continues the work.
 type Job struct {
 	Name string
-	// Run does a round of the job and returns the number of processed items.
+	// Run does one round of the job and returns the number of processed items.
 	Run func(ctx context.Context) (done int, err error)
 }
 
-// Round runs the jobs concurrently, each for at most the given time, and returns their errors. Running out of time is not an
+// Round runs one round of each job concurrently and returns their errors. A round may take the time each. Running out of time is not an
 // error, because the next round continues the job. A panic only fails its own job.
 func Round(ctx context.Context, each time.Duration, log *slog.Logger, jobs ...Job) error {
 	errs := make([]error, len(jobs))
@@ -32,8 +32,8 @@ func Round(ctx context.Context, each time.Duration, log *slog.Logger, jobs ...Jo
 	return errors.Join(errs...)
 }
 
-// Every repeats each job independently until ctx ends, and then waits for the running jobs. The interval is also the time limit
-// of a round. A panic only ends its own job's round.
+// Every repeats each job at the given interval, independently of the other jobs, until ctx ends. It then waits for the running jobs. The
+// interval is also the time limit of a round. A panic only ends its own job's round.
 func Every(ctx context.Context, interval time.Duration, log *slog.Logger, jobs ...Job) {
 	var running sync.WaitGroup
 	for _, j := range jobs {
@@ -52,7 +52,7 @@ func Every(ctx context.Context, interval time.Duration, log *slog.Logger, jobs .
 	running.Wait()
 }
 
-// Sleep waits for d. If ctx ends first, it returns the error of ctx.
+// Sleep waits for the duration d. If ctx ends first, it returns the error of ctx.
 func Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -92,8 +92,8 @@ func Wait(ctx context.Context, group *sync.WaitGroup) error {
 // clock may be set back.
 func Since(now, then time.Time) time.Duration { return max(now.Sub(then), now.Round(0).Sub(then)) }
 
-// WallClock returns the time without the monotonic clock, which may stand still while Lambda has frozen the process. So a time limit that was
-// computed with WallClock ends on time, for example an endpoint's pause.
+// WallClock returns the current time without the monotonic clock, which may stand still while Lambda has frozen the process. So a time
+// limit that was computed with WallClock ends on time, for example the pause of a failing webhook endpoint.
 func WallClock() time.Time { return time.Now().Round(0) }
 
 // Earlier returns the earlier of two times.
@@ -132,7 +132,7 @@ func (j Job) round(ctx context.Context, each time.Duration, log *slog.Logger) er
 	return nil
 }
 
-// run calls Run and returns a panic as an error, because a panic would end the process with all other jobs.
+// run calls j.Run and returns a panic as an error, because a panic would end the process with all other jobs.
 func (j Job) run(ctx context.Context) (done int, err error) {
 	defer fault.Recovered(&err)
 	return j.Run(ctx)
