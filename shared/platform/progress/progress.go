@@ -13,7 +13,7 @@ import (
 
 const interval = 100 * time.Millisecond
 
-// Count shows a progress bar until stop is called. The function done returns how many of the total items are done.
+// Count shows a progress bar on w until stop is called. The function done returns how many of the total items are done.
 func Count(w io.Writer, label string, total int64, done func() int64) (stop func()) {
 	if w == nil {
 		return func() {}
@@ -44,7 +44,8 @@ func Count(w io.Writer, label string, total int64, done func() int64) (stop func
 	}
 }
 
-// Bytes returns a reader that shows a bar of the bytes read from r until stop is called. The size is 0 if it is unknown.
+// Bytes returns a reader of the bytes of r. It shows on w how many of the bytes were read, until stop is called. The parameter size is
+// the total number of bytes, or 0 if it is unknown.
 func Bytes(w io.Writer, label string, size int64, r io.Reader) (read io.Reader, stop func()) {
 	if w == nil {
 		return r, func() {}
