@@ -1,7 +1,8 @@
-// Package refresh keeps a value in memory that is loaded from somewhere else, such as a document in the store or the
-// keys of an issuer, and loads it again when it is old.
+// Package refresh keeps a value in memory that is loaded from somewhere else, such as a document in the store or the keys of an issuer,
+// and loads it again when it is old.
 //
-// A [Value] has no background work, because Lambda freezes a process between two invocations. Instead, callers drive it:
+// A [Value] has no background work, because Lambda freezes a process between two invocations. Instead, a caller that asks for an old
+// value starts a load:
 //
 //	age of the value   the caller gets
 //	below Fresh        the value
@@ -9,7 +10,7 @@
 //	below Stale        the result of a load, or the old value if the load fails
 //	Stale and older    the result of a load, or its error
 //
-// One load runs at a time. It continues if the caller that started it goes away.
+// One load runs at a time. It continues if the caller that started it stops waiting.
 package refresh
 
 import (
@@ -23,39 +24,40 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 )
 
-// Forever is an age that no value reaches.
+// Forever is an age that no value reaches. With this age as [Options.Fresh], a value is loaded only once.
 const Forever = time.Duration(math.MaxInt64)
 
 // Freshness says whether a caller accepts a cached value.
 type Freshness bool
 
 const (
-	// Cached accepts a value that is some seconds old.
+	// Cached accepts a cached value, which may be some seconds old.
 	Cached Freshness = false
-	// Latest does not use a cache. It is for decisions that cannot be undone.
+	// Latest asks for the current value instead of a cached one. It is for decisions that cannot be undone.
 	Latest Freshness = true
 )
 
-// Options configure a [Value]. With the zero value, each call gets the result of a load that began after the call, and calls
-// that wait for the same load share it.
+// Options are the settings of a [Value]. With the zero value, each call gets the result of a load that began after the call. Calls that
+// wait for the same load share its result.
 type Options struct {
-	// Name names the value in the error of a caller that stops waiting, e.g. "the private keyset".
+	// Name is the name of the value in the error for a caller that stops waiting, for example "the private keyset".
 	Name string
-	// Fresh is the age up to which a value is returned without a load. A value's age counts from the start of its load.
+	// Fresh is the age up to which callers get the value without a load. The age counts from the start of the load that returned the
+	// value.
 	Fresh time.Duration
 	// Shared is the age up to which callers get the old value while a load runs, instead of waiting for that load.
 	Shared time.Duration
 	// Stale is the age up to which callers get the old value if a load fails.
 	Stale time.Duration
-	// Backoff is the pause after a failed load, in which no load starts. Callers get the old value meanwhile.
+	// Backoff is the time after a failed load in which no other load starts. Callers get the old value meanwhile.
 	Backoff time.Duration
-	// EmptyBackoff replaces Backoff for callers that cannot use the old value, because it was never loaded or is too old. They
-	// get the load's error meanwhile.
+	// EmptyBackoff replaces Backoff for callers that cannot use the old value, because there is no value or it is too old. They get the
+	// error of the failed load meanwhile.
 	EmptyBackoff time.Duration
-	// Proportional makes the pause after a failed load at least as long as that load took. Otherwise a source that hangs would
+	// Proportional makes the pause after a failed load at least as long as that load took. Otherwise a source that does not respond would
 	// hold up every caller.
 	Proportional bool
-	// Quick exempts loads that failed within this time from Proportional, e.g. because the source refuses immediately.
+	// Quick exempts loads that failed within this time from Proportional, for example because the source refused them immediately.
 	Quick time.Duration
 	// Timeout limits how long a load may take. The default is 10 s.
 	Timeout time.Duration
@@ -66,7 +68,7 @@ type Options struct {
 // since returns how much time has passed since t.
 func (o *Options) since(t time.Time) time.Duration { return periodic.Since(o.Now(), t) }
 
-// Value is a value that is loaded when a caller needs it. It is safe for concurrent use. Make it with [New].
+// Value is a value that is loaded from its source when a caller needs it. It is safe for concurrent use. Make it with [New].
 type Value[T any] struct {
 	options Options
 	load    func(ctx context.Context, old T) (T, error)
@@ -79,7 +81,7 @@ type Value[T any] struct {
 	failed  failure   // the last load, if it failed
 }
 
-// run is one load. Its result may be read when done is closed.
+// run is one load. Its result may be read after done is closed.
 type run[T any] struct {
 	began   time.Time
 	expired bool // Expire was called during the load
@@ -93,14 +95,16 @@ type failure struct {
 	began, ended time.Time
 }
 
-// New returns a value that is not loaded yet. load receives the previous value, or the zero value at the first load.
+// New returns a value that is not loaded yet. The function load loads it. The parameter old of load is the previous value, or the zero
+// value at the first load.
 func New[T any](o Options, load func(ctx context.Context, old T) (T, error)) *Value[T] {
 	o.Now = periodic.Clock(o.Now)
 	o.Timeout = cmp.Or(o.Timeout, 10*time.Second)
 	return &Value[T]{options: o, load: load}
 }
 
-// Get returns the value and loads it first if necessary. If ctx ends during the wait, the error has the kind fault.Unavailable.
+// Get returns the value, and loads it first if necessary. If ctx ends while Get waits for a load, the error has the kind
+// fault.Unavailable.
 func (v *Value[T]) Get(ctx context.Context) (T, error) {
 	return v.get(ctx, v.options.Stale, func(age time.Duration) bool {
 		return age < v.options.Fresh || v.running != nil && age < v.options.Shared
@@ -114,7 +118,7 @@ func (v *Value[T]) Within(ctx context.Context, maxAge time.Duration) (T, error) 
 	return v.get(ctx, 0, func(time.Duration) bool { return periodic.Since(called, v.loaded) < maxAge })
 }
 
-// Peek returns the current value and when its load began. It does not load. The time is zero if there is no value.
+// Peek returns the current value and the time when its load began. It never starts a load. The time is zero if there is no value.
 func (v *Value[T]) Peek() (T, time.Time) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -143,8 +147,8 @@ func (v *Value[T]) Expire(matches func(T) bool) {
 	}
 }
 
-// get returns the current value if the function usable accepts the value's age, and otherwise loads the value. If the load fails, get
-// returns the old value if that is younger than the parameter stale. get holds v.mu while it calls usable.
+// get returns the current value if the function usable accepts the value's age. Otherwise it loads the value. If the load fails, get
+// returns the old value if that is younger than the parameter stale. The function usable is called with v.mu held.
 func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age time.Duration) bool) (T, error) {
 	called := v.options.Now()
 	for waited := false; ; waited = true {
@@ -159,7 +163,7 @@ func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age
 		}
 		switch {
 		case r.began.Before(called):
-			// Ignore the result of this load, because it began before the call. Its value may be too old, or it failed only
+			// Ignore the result of this load, because it began before the call. Its value may be too old, or it may have failed only
 			// because the process was frozen. So check the current value again.
 		case r.err == nil:
 			return r.value, nil
@@ -245,7 +249,7 @@ func (v *Value[T]) run(ctx context.Context, r *run[T]) {
 	close(r.done)
 }
 
-// try calls load. It returns a panic as an error, because a panic would end the process.
+// try calls v.load. It returns a panic as an error, because a panic would end the process.
 func (v *Value[T]) try(ctx context.Context, old T) (value T, err error) {
 	defer fault.Recovered(&err)
 	return v.load(ctx, old)
