@@ -11,22 +11,23 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Value is the value of a setting: a plain text, the name of an environment variable that holds it ("env:NAME"), or the name of
-// a parameter of SSM Parameter Store ("ssm:/NAME").
+// Value is the value of a setting. It is a plain text, or a reference to the text: the name of an environment variable ("env:NAME"), or
+// the name of a parameter of SSM Parameter Store ("ssm:/NAME").
 type Value struct {
 	text, env, ssm string
 }
 
-// Plain makes a value from a text.
+// Plain returns a value that is the given text.
 func Plain(text string) Value { return Value{text: text} }
 
-// Env makes a value that refers to an environment variable.
+// Env returns a value that refers to an environment variable.
 func Env(name string) Value { return Value{env: name} }
 
-// SSM makes a value that refers to a parameter of SSM Parameter Store.
+// SSM returns a value that refers to a parameter of SSM Parameter Store.
 func SSM(name string) Value { return Value{ssm: name} }
 
-// String returns the reference. It does not show the text of a plain value, so that values can be logged.
+// String returns the reference, for example "env:NAME". For a plain value it returns a fixed text, so that values can be logged without
+// their secrets.
 func (v Value) String() string {
 	if v.env != "" {
 		return "env:" + v.env
@@ -37,19 +38,20 @@ func (v Value) String() string {
 	return "(a plain value)"
 }
 
-// Fingerprint returns text that is equal for equal values. It contains the text of a plain value, so callers must store only a
-// hash of it.
+// Fingerprint returns a text that is the same for equal values. It contains the text of a plain value, so callers must store only a hash
+// of it.
 func (v Value) Fingerprint() string { return fmt.Sprintf("%q %q %q", v.text, v.env, v.ssm) }
 
 // IsReference reports whether the value is a reference and not plain text.
 func (v Value) IsReference() bool { return v.env != "" || v.ssm != "" }
 
-// Parameter returns the name of the parameter of SSM Parameter Store that the value refers to.
+// Parameter returns the name of the parameter of SSM Parameter Store that the value refers to. The result ok is false if it does not
+// refer to one.
 func (v Value) Parameter() (name string, ok bool) { return v.ssm, v.ssm != "" }
 
-// Resolve returns the text of a plain value, or the value of the environment variable that v refers to. It looks the variable
-// up with lookup, for example [os.LookupEnv]. It returns an error of kind [fault.Invalid] if the variable is missing or empty,
-// or if v refers to SSM.
+// Resolve returns the text of a plain value, or the value of the environment variable that v refers to. It finds the variable with the
+// function lookup, for example [os.LookupEnv]. It returns an error of kind [fault.Invalid] if the variable is missing or empty, or if v
+// refers to SSM.
 func (v Value) Resolve(lookup func(string) (string, bool)) (string, error) {
 	if v.ssm != "" {
 		return "", fault.New(fault.Invalid, "%s can be looked up on AWS only; refer to an environment variable as env:NAME", v)
@@ -64,7 +66,7 @@ func (v Value) Resolve(lookup func(string) (string, bool)) (string, error) {
 	return s, nil
 }
 
-// FromEnvironment resolves a value in the environment of this process.
+// FromEnvironment resolves a value with the environment variables of this process.
 func FromEnvironment(_ context.Context, v Value) (string, error) { return v.Resolve(os.LookupEnv) }
 
 // ForHeader resolves a value that is sent in an HTTP header. It rejects a text with a control character, because each request
