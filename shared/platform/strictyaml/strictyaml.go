@@ -27,7 +27,8 @@ import (
 // Node is a parsed YAML node with its line.
 type Node = yaml.Node
 
-// maxFaults limits the faults that [File.Err] lists. A file with more usually has one cause for most of them, so Err only counts the rest.
+// maxFaults limits the faults that [File.Err] lists. If a file has more faults, most of them usually have one cause, so Err only counts
+// the rest.
 const maxFaults = 50
 
 // Fault is a mistake in a file.
@@ -36,14 +37,14 @@ type Fault struct {
 	Message string `json:"message"`
 }
 
-// File collects the faults of a file while its nodes are read.
+// File is a YAML file that is being read. It collects the faults of the file.
 type File struct {
 	name   string
 	faults []Fault
 	more   int
 }
 
-// Parse reads a file that has a single document, which must be a mapping. The name appears in messages only.
+// Parse parses a YAML file that has a single document, which must be a mapping. The name of the file is used only in messages.
 //
 // The node is nil if the file is not such a document or is larger than limit bytes. [File.Err] then says why.
 func Parse(name string, src []byte, limit int) (*File, *Node) {
@@ -88,7 +89,7 @@ func (f *File) addSyntax(err error) {
 	f.Add(line, "is not valid YAML: %s", msg)
 }
 
-// Add reports a fault.
+// Add records a fault in the given line of the file. Line 0 means that the line is unknown.
 func (f *File) Add(line int, format string, args ...any) {
 	if len(f.faults) >= maxFaults {
 		f.more++
@@ -97,11 +98,11 @@ func (f *File) Add(line int, format string, args ...any) {
 	f.faults = append(f.faults, Fault{Line: line, Message: fmt.Sprintf(format, args...)})
 }
 
-// Count returns the number of faults so far. If reading a part of the file does not change the number, the part has no faults.
+// Count returns the number of faults so far. A part of the file has no faults if reading it does not change the number.
 func (f *File) Count() int { return len(f.faults) + f.more }
 
-// Err returns nil if the file has no faults. Otherwise the error is of kind [fault.Invalid] and has a line for each fault, in the
-// order of the file, for example "catalog.yaml:12: event a.b: uri is missing". Its data is a []Fault.
+// Err returns nil if the file has no faults. Otherwise it returns an error of kind [fault.Invalid] whose text has a line for each fault,
+// in the order of the file, for example "catalog.yaml:12: event a.b: uri is missing". The data of the error is a []Fault.
 func (f *File) Err() error {
 	if len(f.faults) == 0 {
 		return nil
@@ -125,7 +126,8 @@ func (f *File) Err() error {
 	return fault.New(fault.Invalid, "%s", b.String()).With(f.faults)
 }
 
-// resolve follows aliases. It always ends, because an alias can only refer to an anchor that begins before it.
+// resolve returns the node to which an alias refers, and any other node unchanged. It always ends, because an alias can only refer to an
+// anchor that begins before it.
 func resolve(n *Node) *Node {
 	for n.Kind == yaml.AliasNode && n.Alias != nil {
 		n = n.Alias
@@ -133,22 +135,22 @@ func resolve(n *Node) *Node {
 	return n
 }
 
-// Field is a member that a mapping may have.
+// Field is a member that a mapping may have, with a function that reads its value.
 type Field struct {
 	name string
 	read func(n *Node, what string)
 }
 
-// Func declares a member that a function reads. The function receives the member's name for messages as the argument what.
+// Func returns a field whose value the function read reads. The function receives the member's name for messages as the argument what.
 func Func(name string, read func(n *Node, what string)) Field { return Field{name, read} }
 
-// Var declares a member whose value is stored in *to, for example Var("path", &key.Path, file.Bool).
+// Var returns a field whose value is stored in *to, for example Var("path", &key.Path, file.Bool).
 func Var[T any](name string, to *T, read func(n *Node, what string) T) Field {
 	return Field{name, func(n *Node, what string) { *to = read(n, what) }}
 }
 
-// Fields reads the declared members of a mapping in the order of their declaration, so a field can use the values of earlier fields. It
-// returns the names of the members in the mapping, or nil if the node is not a mapping. All other members are faults.
+// Fields reads the given fields of a mapping in their order, so that a field can use the values of earlier fields. All other members of
+// the mapping are faults. Fields returns the names of the fields that the mapping has, or nil if the node is not a mapping.
 //
 // In messages, say(name) names a member and say("") names the mapping.
 func (f *File) Fields(n *Node, say func(member string) string, fields ...Field) (given map[string]bool) {
@@ -210,7 +212,7 @@ func (f *File) Members(n *Node, what string) []Member {
 	return out
 }
 
-// checkKey returns a message about the fault of a key, or "" if the key is valid.
+// checkKey returns a message about the fault of a mapping's key, or "" if the key is valid.
 func checkKey(key *Node) string {
 	key = resolve(key)
 	switch {
@@ -224,7 +226,7 @@ func checkKey(key *Node) string {
 	return ""
 }
 
-// Items returns the elements of a list of at most limit elements. Any other node is a fault.
+// Items returns the elements of a list of at most limit elements. It reports a fault for any other node.
 func (f *File) Items(n *Node, what string, limit int) []*Node {
 	n = resolve(n)
 	if n.Kind != yaml.SequenceNode {
@@ -242,8 +244,8 @@ func (f *File) Items(n *Node, what string, limit int) []*Node {
 	return out
 }
 
-// Text reads a text. If the node is not text, it reports a fault, and ok is false. Numbers, truth values and null are faults,
-// because their text may not be what the author meant. For example, the version 1.10 without quotes is the number 1.1.
+// Text returns the text of a node. If the node is not text, it reports a fault, and ok is false. Numbers, truth values and null are
+// faults, because their text may not be what the author meant. For example, the version 1.10 without quotes is the number 1.1.
 func (f *File) Text(n *Node, what string) (text string, ok bool) {
 	n = resolve(n)
 	if n.Kind != yaml.ScalarNode || (n.Tag != "!!str" && n.Tag != "!!timestamp") {
@@ -253,7 +255,7 @@ func (f *File) Text(n *Node, what string) (text string, ok bool) {
 	return n.Value, true
 }
 
-// String is like [File.Text], with a signature that fits [Var].
+// String returns a node's text like [File.Text], with a signature that fits [Var].
 func (f *File) String(n *Node, what string) string {
 	s, _ := f.Text(n, what)
 	return s
@@ -268,7 +270,7 @@ func (f *File) NonEmpty(n *Node, what string) string {
 	return s
 }
 
-// Matching returns a function that reads a text that must match a pattern.
+// Matching returns a function that reads a text and reports a fault if the text does not match the pattern.
 func (f *File) Matching(pattern *regexp.Regexp) func(n *Node, what string) string {
 	return func(n *Node, what string) string {
 		s, ok := f.Text(n, what)
@@ -279,7 +281,7 @@ func (f *File) Matching(pattern *regexp.Regexp) func(n *Node, what string) strin
 	}
 }
 
-// Strings reads a list of texts. A text that is listed twice is a fault.
+// Strings reads a list of texts. It reports a fault if a text is listed twice.
 func (f *File) Strings(n *Node, what string) []string {
 	items := f.Items(n, what, math.MaxInt)
 	out := make([]string, 0, len(items))
@@ -306,7 +308,7 @@ func (f *File) Bool(n *Node, what string) bool {
 	return b
 }
 
-// Int returns a function that reads a whole number from least to most.
+// Int returns a function that reads a whole number. It reports a fault if the number is not from least to most.
 func (f *File) Int(least, most int) func(n *Node, what string) int {
 	return func(n *Node, what string) int {
 		n = resolve(n)
@@ -346,9 +348,9 @@ func describe(n *Node) string {
 // Clip shortens a text from a file to about 80 bytes for a message.
 func Clip(s string) string { return fault.Clip(s, 80) }
 
-// JSON returns a node as JSON of at most limit bytes, with members in the order of the file and with all digits of its integers. It
-// expands aliases within the limit, so a small file cannot grow without bound. If JSON cannot express the node, for example because
-// of a binary value, an infinity or a duplicate key, JSON adds a fault and returns nil.
+// JSON returns a node as JSON of at most limit bytes, with members in the order of the file and with all digits of its numbers. It
+// expands aliases only within the limit, so a small file cannot become very large. If JSON cannot express the node, for example because
+// of a binary value, an infinity or a duplicate key, JSON reports a fault and returns nil.
 func (f *File) JSON(n *Node, what string, limit int) json.RawMessage {
 	w := jsonWriter{file: f, what: what, limit: limit}
 	if !w.node(n, 0) {
@@ -357,7 +359,7 @@ func (f *File) JSON(n *Node, what string, limit int) json.RawMessage {
 	return w.out
 }
 
-// Object encodes a node like [File.JSON], and adds a fault unless the node is a mapping.
+// Object returns a node as JSON like [File.JSON], and reports a fault if the node is not a mapping.
 func (f *File) Object(n *Node, what string, limit int) json.RawMessage {
 	if resolve(n).Kind != yaml.MappingNode {
 		f.Add(n.Line, "%s must be a mapping, not %s", what, describe(n))
@@ -467,8 +469,8 @@ func (w *jsonWriter) scalar(n *Node) bool {
 	return true
 }
 
-// Line returns the line of the value that a parsed JSON Pointer refers to. If the value is missing, Line returns the line of its closest
-// existing parent.
+// Line returns the line of the value to which a JSON Pointer refers. The parameter tokens has the parts of the pointer. If the value is
+// missing, Line returns the line of its closest existing parent.
 func Line(n *Node, tokens []string) int {
 	n = resolve(n)
 	for _, t := range tokens {
