@@ -28,37 +28,39 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 )
 
-// The paths are appended to the collector's URL, as OpenTelemetry does with OTEL_EXPORTER_OTLP_ENDPOINT.
+// The paths of OTLP over HTTP. They are appended to the collector's URL, as OpenTelemetry does with OTEL_EXPORTER_OTLP_ENDPOINT.
 const (
 	path        = "/v1/traces"
 	PathMetrics = "/v1/metrics"
 )
 
 const (
-	// sendTime is the timeout of a request, unless [Options.HTTP] is set.
+	// sendTime is the timeout of a request to the collector, unless [Options.HTTP] is set.
 	sendTime = 5 * time.Second
-	// queued is the maximum number of spans that wait to be sent, and batch is the maximum per request. Further spans are
-	// dropped. The queue has room for all spans that a busy server creates until the next batch is sent, at most one second
-	// later.
+	// queued is the maximum number of spans that wait to be sent, and batch is the maximum number of spans per request. Further spans are
+	// dropped. The queue has room for all spans that a busy server creates until the next batch is sent, at most one second later.
 	queued, batch = 16_384, 2048
 )
 
-// Options are the settings of an exporter.
+// Options are the settings of [Provider] and [Metrics].
 type Options struct {
-	// Endpoint is the collector's URL, to which the exporter adds "/v1/traces" or "/v1/metrics". HTTP sends the requests; nil
-	// is a client with a timeout of 5 s.
+	// Endpoint is the collector's URL, to which the exporter adds "/v1/traces" or "/v1/metrics". HTTP sends the requests; nil means a
+	// client with a timeout of 5 s.
 	Endpoint string
 	HTTP     *http.Client
-	// Ratio is the share, from 0 to 1, of this process's own traces that are sent. The sampling of other systems' traces is kept.
+	// Ratio is the share of this process's own traces that are sent, from 0 to 1. If another system began a trace, its decision whether
+	// to sample the trace is kept.
 	Ratio   float64
 	Version string
 	Log     *slog.Logger
 	Metrics *metric.Set // counts batches that could not be sent; may be nil
 }
 
-// Provider returns the provider for a tracer of package trace. Shut it down when the process ends. A Lambda function must also
-// flush it after each invocation, because Lambda may freeze the process. Provider also returns the counter of batches that could not be
-// sent. A process that creates its metrics later sets the counter's Set before the first span.
+// Provider returns a provider for a tracer of package trace. Shut it down when the process ends. A Lambda function must also flush it
+// after each invocation, because Lambda may freeze the process.
+//
+// Provider also returns the counter of batches that could not be sent. A process that creates its metrics later must set the counter's
+// Set before the first span.
 func Provider(o Options) (*sdk.TracerProvider, *metric.Tally, error) {
 	failed := &metric.Tally{Name: metric.SpansNotSent, Text: "spans not sent", Log: o.Log, Set: o.Metrics}
 	c, err := newCollector(o, path, failed)
@@ -105,7 +107,7 @@ func newCollector(o Options, path string, failed *metric.Tally) (*collector, err
 	return &collector{url: u.JoinPath(path).String(), options: o, failed: failed}, nil
 }
 
-// export sends a request. It counts and logs a failure instead of returning it, because no caller waits for the result.
+// export sends a request to the collector. It counts and logs a failure instead of returning it, because no caller waits for the result.
 func (c *collector) export(ctx context.Context, request any) {
 	body, _ := json.Marshal(request) // cannot fail with texts and numbers
 	if err := c.send(ctx, body); err != nil {
@@ -133,7 +135,8 @@ func (c *collector) send(ctx context.Context, body []byte) error {
 	return nil
 }
 
-// The messages of OTLP (opentelemetry/proto/collector/trace/v1 and metrics/v1) in JSON: ids in hexadecimal, 64-bit numbers as strings.
+// The messages of OTLP (opentelemetry/proto/collector/trace/v1 and metrics/v1) as JSON. Ids are hexadecimal, and 64-bit numbers are
+// strings.
 
 type request struct {
 	ResourceSpans   []resourceData `json:"resourceSpans,omitempty"`
@@ -193,8 +196,8 @@ type value struct {
 // statusError is OTLP's number for STATUS_CODE_ERROR.
 const statusError = 2
 
-// requestOf returns the request that sends the spans. All spans come from one provider, so they share the resource and the
-// scope of the first span.
+// requestOf returns the request that sends spans. All spans come from one provider, so they share the resource and the scope of the first
+// span.
 func requestOf(spans []sdk.ReadOnlySpan) request {
 	out := make([]span, len(spans))
 	for i, s := range spans {
@@ -240,9 +243,9 @@ func keyValues(all []attribute.KeyValue) []keyValue {
 	return out
 }
 
-// Metrics returns a function that sends the metrics of a process. Use it as the Export of [metric.EMF]. The attribute "stack"
-// distinguishes deployments that use the same collector. The instance id is different in each process, because the collector
-// must not mix the gauges of two processes.
+// Metrics returns a function that sends the metrics of a process, for use as [metric.EMF.Export]. The parameter stack is the value of the
+// attribute "stack", which distinguishes deployments that use the same collector. The instance id is different in each process, because
+// the collector must not mix the gauges of two processes.
 func Metrics(o Options, stack string) (func(context.Context, *metricdata.ResourceMetrics), error) {
 	c, err := newCollector(o, PathMetrics, &metric.Tally{Name: metric.MetricsNotSent, Text: "metrics not sent", Log: o.Log, Set: o.Metrics})
 	if err != nil {
