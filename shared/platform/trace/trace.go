@@ -1,6 +1,6 @@
-// Package trace traces an event from its publisher to its webhooks, and a request through the gateway to its backend. The
-// [Context] of an event is stored in its messages, the event log, stored bodies, dead letters and replays. Package trace/otlp
-// exports the spans.
+// Package trace traces an event from its publisher to its webhooks, and a request through the gateway to its backend. The [Context] of an
+// event is stored with the event: in queue messages, the event log, stored bodies, dead letters and replays. Package trace/otlp exports
+// the spans.
 package trace
 
 import (
@@ -23,16 +23,16 @@ const (
 	Client   = otel.SpanKindClient
 )
 
-// Tracer creates spans. A nil Tracer creates none and allocates nothing, but still passes on the trace context of an incoming
+// Tracer creates spans. A nil Tracer creates no spans and allocates nothing, but still passes on the trace context of an incoming
 // request. The methods may be called concurrently.
 type Tracer struct{ tracer otel.Tracer }
 
-// New returns a tracer.
+// New returns a tracer that creates spans with the given provider.
 func New(p otel.TracerProvider) *Tracer {
 	return &Tracer{p.Tracer("github.com/mcp-events/mcpevents")}
 }
 
-// Start starts a span with c as its parent. If c is zero, the span starts a new trace.
+// Start starts a span whose parent is the context c. If c is zero, the span starts a new trace.
 func (t *Tracer) Start(c Context, name string, kind Kind) Span {
 	if t == nil {
 		return Span{Context: c}
@@ -66,10 +66,10 @@ type Span struct {
 	span    otel.Span
 }
 
-// Recording reports whether the span is exported. Check it before creating attributes, because they are expensive.
+// Recording reports whether the span is exported. Check it before you create attributes, because creating them is expensive.
 func (s Span) Recording() bool { return s.span != nil }
 
-// Set adds attributes for operators. They must not contain payloads or secrets.
+// Set adds attributes to the span, which operators can see. They must not contain payloads or secrets.
 func (s Span) Set(attributes ...attribute.KeyValue) {
 	if s.Recording() {
 		s.span.SetAttributes(attributes...)
@@ -88,7 +88,7 @@ func (s Span) End(failure string) {
 	s.span.End()
 }
 
-// Event returns the attributes that identify an event in a span.
+// Event returns the attributes that identify an event in spans.
 func Event(workspace, id, name string) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.String("mcpevents.workspace", workspace), attribute.String("messaging.message.id", id), attribute.String("mcpevents.event", name),
@@ -98,7 +98,7 @@ func Event(workspace, id, name string) []attribute.KeyValue {
 // Spans is a group of spans that end together. The zero value is ready to use.
 type Spans []Span
 
-// Add adds a span, if it is recorded, and returns its context.
+// Add adds a span to the group if the span is recorded. It returns the context of the span.
 func (all *Spans) Add(s Span) Context {
 	if s.Recording() {
 		*all = append(*all, s)
@@ -106,7 +106,7 @@ func (all *Spans) Add(s Span) Context {
 	return s.Context
 }
 
-// End ends all spans of the group with the same failure, see [Span.End].
+// End ends all spans of the group with the same failure; see [Span.End].
 func (all Spans) End(failure string) {
 	for _, s := range all {
 		s.End(failure)
@@ -122,22 +122,23 @@ const (
 
 const (
 	// maxState is the maximum length of a tracestate that we pass on, in bytes. W3C requires a limit of at least 512. If a tracestate is
-	// longer, we drop members until it fits, and first the members that are longer than largeEntry.
+	// longer, we drop members until it fits. We first drop members that are longer than largeEntry.
 	maxState   = 512
 	largeEntry = 128
-	// maxRead is the maximum length of a tracestate that we parse, in bytes. Longer ones are ignored.
+	// maxRead is the maximum length of a tracestate that we parse, in bytes. We ignore longer ones.
 	maxRead = 8 << 10
 	// parentSize is the length of a traceparent of version 00.
 	parentSize = 55
 )
 
-// Context is a position in a trace. The zero value means no trace. Use [Parse] for headers from outside.
+// Context is a position in a trace, at which the next span continues. The zero value means that there is no trace. Use [Parse] for
+// headers from other systems.
 type Context struct {
-	// Parent is a traceparent. State is a tracestate, which may be empty.
+	// Parent has the value of a traceparent header. State has the value of a tracestate header, and may be empty.
 	Parent, State string
 }
 
-// Parse returns the context for the headers of a request from another system. It ignores a malformed traceparent or tracestate, and
+// Parse returns the trace context for the headers of a request from another system. It ignores a malformed traceparent or tracestate, and
 // converts a traceparent of a later version to version 00 (W3C Trace Context, sections 2.2 and 4.3).
 func Parse(parent, state string) Context {
 	c, ok := parseParent(parent)
