@@ -139,7 +139,7 @@ func (c *Catalog) Text() []byte {
 	return c.source
 }
 
-// Variables returns the template's variables in their order. A fixed URI has no variables.
+// Variables returns the names of the variables in the event type's URI template, in their order. A fixed URI has no variables.
 func (e *Entry) Variables() []string { return e.vars }
 
 // Fixed reports whether the event type has one URI without variables.
@@ -160,14 +160,14 @@ func (e *Entry) PollAllowed() bool { return slices.Contains(e.Delivery, deliverP
 // WebhookAllowed reports whether the events may be sent to webhooks.
 func (e *Entry) WebhookAllowed() bool { return slices.Contains(e.Delivery, deliverWebhook) }
 
-// InputSchema returns the JSON Schema for the arguments of a subscription by name (events/list, SEP-3415): the template's variables
-// and the filters. A filter accepts a value or a list of values.
+// InputSchema returns the JSON Schema for the arguments of a subscription by name (events/list, SEP-3415): the template's variables and
+// the filters. A filter accepts a value, a list of values or, for numbers and times, a range.
 func (e *Entry) InputSchema() json.RawMessage { return e.input }
 
 // Access restricts who may receive the events of an event type, in addition to the scope that the method requires. A nil Access adds no
 // restriction.
 type Access struct {
-	// Scopes lists scopes. A principal needs all of them.
+	// Scopes lists the scopes that a principal needs. It needs all of them.
 	Scopes []string
 	// Claims maps a template variable to a claim of the access token. The variable's value must be one of the claim's values.
 	Claims map[string]string
@@ -205,7 +205,8 @@ func (a *Access) Check(p auth.Principal, vars map[string]string) error {
 	return nil
 }
 
-// VisibleTo reports whether lists show the entry to the principal, because the principal may receive at least some of its events.
+// VisibleTo reports whether lists of event types show this event type to the principal, because the principal may receive at least some
+// of its events.
 func (a *Access) VisibleTo(p auth.Principal) bool {
 	if a == nil {
 		return true

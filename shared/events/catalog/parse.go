@@ -41,7 +41,8 @@ func parseFile(name string, src []byte, checked bool) (*Catalog, error) {
 
 type parser struct {
 	file *strictyaml.File
-	// checked is true for a stored catalog. It passed all checks when it was stored, so its schemas are compiled on first use only.
+	// checked is true for a stored catalog, which passed all checks before it was stored. Its schemas are therefore compiled only on
+	// first use.
 	checked bool
 	entries []*Entry
 	byName  map[string]*Entry
