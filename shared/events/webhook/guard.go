@@ -412,7 +412,8 @@ func (c *conn) Close() error {
 	return err
 }
 
-// begin and end count the running exchanges. begin adds answerQuota to the quota, and end takes back the unused part.
+// begin and end count the running exchanges (requests with their responses). begin adds answerQuota to the quota, and end takes back the
+// unused part.
 func (c *conn) begin() { c.count(1) }
 func (c *conn) end()   { c.count(-1) }
 
