@@ -109,7 +109,7 @@ func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, in
 	return &r, version, fault.Wrap(fault.Unavailable, err, "claim a resumed switch")
 }
 
-// requeueAll requeues up to 6,000 messages of a switch ([RequeueRate] per second for [requeueTime]).
+// requeueAll requeues up to 6,000 paused messages of a switch ([RequeueRate] per second for [requeueTime]).
 func (s *Set) requeueAll(ctx context.Context, workspace string, n Name) (requeued int, err error) {
 	const most = RequeueRate * int(requeueTime/time.Second)
 	for shard := range shards {

@@ -139,7 +139,7 @@ func key(workspace string, n Name) store.Key {
 	return store.Key{Table: store.Settings, Partition: "switch#" + workspace, Sort: string(n)}
 }
 
-// Keys returns the keys of a switch and of the record that the switch was resumed.
+// Keys returns the store keys of a switch and of the record that says that the switch was resumed.
 func Keys(workspace string, n Name) []store.Key {
 	return []store.Key{key(workspace, n), resumedKey(workspace, n)}
 }
@@ -367,7 +367,7 @@ type Waiting struct {
 	Oldest time.Time `json:"oldest,omitzero"`
 }
 
-// maxWaiting limits how many messages CountWaiting reads from each shard, because a message can have 250 KB.
+// maxWaiting limits how many messages [Set.CountWaiting] reads from each partition, because a message can have 250 KB.
 const maxWaiting = 50
 
 // CountWaiting counts the messages that wait for a switch.
@@ -403,7 +403,7 @@ func SwitchOf(workspace, partition string) Name {
 	return Name(name)
 }
 
-// Item returns the item of a paused message, for callers that add it to a larger transaction.
+// Item returns the store item for a paused message, for callers that add it to a larger transaction.
 func (s *Set) Item(workspace string, n Name, m Message) store.Item {
 	now := s.now()
 	sort := cmp.Or(m.Sort, SortKey(now, rand.Text()))
