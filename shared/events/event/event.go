@@ -96,7 +96,8 @@ func ForeignID(source, id string) string {
 	return "ce_" + base64.RawURLEncoding.EncodeToString(h.Sum(nil))
 }
 
-// Key returns a key that is unique in the workspace. The id alone is not unique, because events of different URIs may have the same id.
+// Key returns a key that identifies the event in its workspace. The id alone is not unique, because events of different URIs may have the
+// same id.
 func (e Event) Key() string {
 	h := sha256.Sum256([]byte(e.URI))
 	return e.ID + "#" + base64.RawURLEncoding.EncodeToString(h[:12])
