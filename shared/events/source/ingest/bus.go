@@ -59,8 +59,9 @@ func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, known 
 	return in, true, nil
 }
 
-// mapRetried passes the document of a retried dead letter to its source. If the document arrived as a webhook, mapRetried also publishes
-// the event. If it arrived in a message of an AWS service, mapRetried returns the event and the caller publishes it.
+// mapRetried handles a dead letter that an operator retries. It passes the request or message in the dead letter to its source again. For
+// a request, mapRetried also publishes the event. For a message of an AWS service, mapRetried returns the event and the caller publishes
+// it.
 func (b *Bus) mapRetried(ctx context.Context, body []byte) ([]publish.Input, error) {
 	r, doc, err := parseRetry(body)
 	if err != nil {
@@ -82,11 +83,11 @@ func (b *Bus) mapRetried(ctx context.Context, body []byte) ([]publish.Input, err
 	return nil, fault.New(fault.NotFound, "workspace %.64q no longer has a source %.64q for this document", r.Workspace, r.Retry.Source)
 }
 
-// errUnmatched is the error for a retried document that no mapping matches any more. A mapping matched the document when it arrived, so
-// the operator may have changed the pattern by mistake. The document therefore becomes a dead letter again instead of being ignored.
+// errUnmatched is the error for a retried request or message that no mapping matches any more. A mapping matched it when it arrived, so
+// the operator may have changed the pattern by mistake. It therefore becomes a dead letter again instead of being ignored.
 var errUnmatched = fault.New(fault.Unprocessable, "no mapping matches it any more")
 
-// publishRequest publishes a retried document that arrived as a webhook, with the same checks for duplicates as [Handler].
+// publishRequest publishes the event of a retried webhook request, with the same checks for duplicates as [Handler].
 func (b *Bus) publishRequest(ctx context.Context, s source.Source, doc any, ident identity) error {
 	now := b.now()
 	o := Outcome{Workspace: s.Workspace, Source: s.Name}
@@ -104,8 +105,8 @@ func (b *Bus) publishRequest(ctx context.Context, s source.Source, doc any, iden
 	return err
 }
 
-// mapEvent maps a document to at most one event. A document that cannot become a valid event becomes a dead letter. The parameter again
-// is true for a document from a retried dead letter.
+// mapEvent maps a document to at most one event. If the document cannot become a valid event, mapEvent stores it as a dead letter. The
+// parameter again is true for the document of a retried dead letter.
 func (b *Bus) mapEvent(ctx context.Context, s source.Source, doc any, again bool) ([]publish.Input, error) {
 	now := b.now()
 	o := Outcome{Workspace: s.Workspace, Source: s.Name, Kind: Unmatched}

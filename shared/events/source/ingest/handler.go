@@ -47,7 +47,7 @@ const (
 	pathKey    = "key"
 )
 
-// Sources provides the configured sources. [config.Stored] implements it.
+// Sources returns the sources in the configuration. [config.Stored] implements it.
 type Sources interface {
 	Sources(ctx context.Context) ([]source.Source, error)
 }
@@ -217,6 +217,7 @@ func (in *incoming) handle(w http.ResponseWriter, r *http.Request) (any, error) 
 }
 
 // challengeOf returns the challenge in the request that Slack sends first, to verify that we own the URL. The response must repeat it.
+// For any other request, challengeOf returns false.
 func challengeOf(s source.Source, doc map[string]any) (string, bool) {
 	if s.Verify.Scheme != verify.Slack {
 		return "", false
@@ -255,8 +256,8 @@ func (in *incoming) verify(ctx context.Context, r *http.Request, received []byte
 	return content, signed, err
 }
 
-// accept maps a document that arrived as a webhook and publishes the event. It returns when the event is durable. It also sets
-// the name, URI and id of the event in o as far as they are known, even if the event is refused.
+// accept makes an event from the document of a webhook and publishes it. It returns when the event is stored durably. Even if the event
+// is refused, accept sets its name, URI and id in o, as far as they are known.
 func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident identity, now time.Time, o *Outcome) ([]publish.Accepted, error) {
 	event, err := s.Map(doc)
 	if err != nil || event == nil {
@@ -400,8 +401,8 @@ type bodySlot struct {
 	lost     bool   // whether the slot was given to another request
 }
 
-// reserve returns a slot for a large body of the given client. If all slots are in use, it takes the slot of a body that arrives slowly,
-// and returns an error if there is no such body.
+// reserve returns a slot, which permits a large body of the given client in memory. If all slots are in use, reserve takes the slot of a
+// body that arrives slowly, and returns an error if there is no such body.
 //
 // If another request takes the slot later, the function cut is called, which must stop the reading of the body. For a body that has
 // already been read, cut is nil, and the slot is never taken away. For example, a small body may become large when it is decompressed.
@@ -452,8 +453,8 @@ func (slot *bodySlot) averageRate(now time.Time) float64 {
 	return float64(slot.received) / max(now.Sub(slot.since), time.Millisecond).Seconds()
 }
 
-// await adds the number of bytes that have arrived to the slot, and sets the deadline for reading more. It returns false if another
-// request took the slot.
+// await records in the slot how many more bytes have arrived, and sets the deadline for reading the next ones. It returns false if
+// another request took the slot.
 func (slot *bodySlot) await(control *http.ResponseController, until time.Time, arrived int64) bool {
 	slot.slots.mu.Lock()
 	defer slot.slots.mu.Unlock()
@@ -476,7 +477,7 @@ func (slot *bodySlot) done(control *http.ResponseController, complete bool) bool
 	return !slot.lost
 }
 
-// release gives the slot back. The receiver may be nil.
+// release gives the slot back, so that another large body can use it. The receiver may be nil.
 func (slot *bodySlot) release() {
 	if slot != nil {
 		slot.slots.mu.Lock()
@@ -485,10 +486,10 @@ func (slot *bodySlot) release() {
 	}
 }
 
-// read reads a request body of at most [publish.MaxBody] bytes. It takes a slot only after more than [smallBody] bytes have arrived. If
-// it relied on Content-Length, a few requests that announce large bodies and send no bytes could take all slots.
+// read reads a request body of at most [publish.MaxBody] bytes. It takes a slot for a large body only after more than [smallBody] bytes
+// have arrived. If it relied on Content-Length, a few requests that announce large bodies and send no bytes could take all slots.
 //
-// The caller releases the slot, which is nil for a small body.
+// The caller must release the slot, which is nil for a small body.
 func (s *bodySlots) read(w http.ResponseWriter, r *http.Request, clock func() time.Time) (content []byte, slot *bodySlot, err error) {
 	var body bytes.Buffer
 	if r.ContentLength > 0 {
@@ -563,7 +564,7 @@ func isEncoded(h http.Header) bool {
 	return encoding != "" && !strings.EqualFold(encoding, "identity")
 }
 
-// decode decompresses a body with a Content-Encoding. It limits the result to [publish.MaxBody] bytes, too.
+// decode decompresses a body if it has a Content-Encoding. The result has at most [publish.MaxBody] bytes, too.
 func decode(h http.Header, body []byte) ([]byte, error) {
 	switch encoding := h.Get("Content-Encoding"); {
 	case !isEncoded(h):

@@ -24,8 +24,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// retry is the body of a dead letter: a document that a mapping matched but that did not become a valid event. The workspace is the first
-// member, so that it can be read even if the dead letter keeps only the beginning of the body.
+// retry is the body of a dead letter: a request or message that a mapping matched but that did not become a valid event. The workspace is
+// the first member, so that it can be read even if the dead letter keeps only the beginning of the body.
 //
 // When an operator retries the dead letter, the body is sent to the inbox queue again. It is trusted without a signature, because anyone
 // with permission to send to the inbox may publish.
@@ -41,12 +41,12 @@ type retried struct {
 	// sends the request again.
 	Hash   string `json:"hash,omitempty"`
 	Signed string `json:"signed,omitempty"`
-	// Document is the document to map. If it is too large for the queue, Packed has it in GZIP instead.
+	// Document is the JSON of the request or message. If it is too large for the queue, Packed has it in GZIP instead.
 	Document json.RawMessage `json:"document,omitempty"`
 	Packed   []byte          `json:"packed,omitempty"`
 }
 
-// maxUnpacked limits the size of an unpacked document: a body of the maximum size, plus JSON escapes and headers.
+// maxUnpacked limits the size of a document that a dead letter has in GZIP: a body of the maximum size, plus JSON escapes and headers.
 const maxUnpacked = 3 * publish.MaxBody
 
 // isRetry reports whether a message in the inbox is a [retry]. A CloudEvent, which has the member specversion, may have an attribute of
@@ -55,8 +55,8 @@ func isRetry(body []byte) bool {
 	return json.Valid(body) && jsonrpc.Member(body, "retry") != nil && jsonrpc.Member(body, "specversion") == nil
 }
 
-// deadLetter stores a document as a dead letter, so that an operator can fix its mapping and retry it. A document that the provider sends
-// repeatedly is stored only once. The parameter again is true for a document from a retried dead letter, which is always stored again.
+// deadLetter stores a request or message as a dead letter, so that an operator can fix its mapping and retry it. If the provider sends it
+// repeatedly, deadLetter stores it only once. The parameter again is true for a retried dead letter, which is always stored again.
 func (d *Documents) deadLetter(ctx context.Context, s source.Source, doc any, ident identity, id string, why error, again bool, now time.Time) error {
 	body := encodeRetry(s, doc, ident)
 	if ident.body == "" {
@@ -89,7 +89,7 @@ func faultsOf(err error) any {
 	return nil
 }
 
-// encodeRetry encodes a retry, compressed if it would otherwise be too large for a queue.
+// encodeRetry encodes the body of a dead letter, compressed if it would otherwise be too large for a queue.
 func encodeRetry(s source.Source, doc any, ident identity) []byte {
 	text := marshal(doc)
 	r := retry{s.Workspace, retried{Source: s.Name, From: s.From, Hash: ident.body, Signed: ident.signed, Document: text}}
@@ -130,15 +130,16 @@ const (
 	// seenFor is how long the server remembers the id of an accepted event, to recognize a repeated webhook. Stripe retries a webhook for three
 	// days, and GitHub can redeliver one for three days.
 	seenFor = 72 * time.Hour
-	// begunFor is how long a reservation of [Seen.reserve] lasts if the process dies before it can remove the reservation.
+	// begunFor is how long [Seen.reserve] reserves a key in the store. It matters only if the process dies before it removes the
+	// reservation.
 	begunFor = time.Minute
 )
 
 // Seen detects events that were already accepted. It remembers their ids, because the events queue recognizes duplicates only within five
 // minutes. It also remembers the hashes of signed requests, because an attacker could replay a signed request under another id.
 //
-// A key is recorded only after its event is durable. The record may be written a little later ([store.Unhurried]), so this process also
-// keeps its recent keys in memory.
+// An id or hash is recorded only after its event is stored durably. The record may be written a little later ([store.Unhurried]), so this
+// process also keeps its recent records in memory.
 type Seen struct {
 	DB store.DB
 
@@ -146,7 +147,7 @@ type Seen struct {
 	begun  *sync.Map // the marks ([markOf]) of the events that this process is accepting, by key
 }
 
-// NewSeen returns a Seen that records ids in db.
+// NewSeen returns a Seen that keeps its records in db.
 func NewSeen(db store.DB) Seen { return Seen{db, &bounded.Map[store.Key, seen]{}, &sync.Map{}} }
 
 type seen struct {
@@ -154,8 +155,8 @@ type seen struct {
 	expires  time.Time
 }
 
-// reserve reserves a key while the caller publishes an event under the key. The caller must then call the function end, with true if it
-// has added a record under the key.
+// reserve reserves a key, which stands for an event id or a signed request, while the caller publishes its event. The caller must then
+// call the function end, with true if it has added a record under the key.
 //
 // The result end is nil while a different event is being published under the key, for example because the same signed request was sent
 // under two ids. Two calls with the same event both succeed, because the events queue drops the duplicate.
@@ -227,7 +228,7 @@ func (s Seen) findAccepted(ctx context.Context, now time.Time, keys []store.Key)
 	return known, nil
 }
 
-// Add records an accepted event under the keys.
+// Add records an accepted event under the keys, so that a repetition is recognized.
 func (s Seen) Add(ctx context.Context, now time.Time, keys []store.Key, accepted publish.Accepted) error {
 	value, _ := json.Marshal(accepted) // cannot fail for strings
 	expires := now.Add(seenFor)
@@ -239,12 +240,12 @@ func (s Seen) Add(ctx context.Context, now time.Time, keys []store.Key, accepted
 	return store.Unhurried(s.DB).WriteAll(ctx, ops...)
 }
 
-// identity recognizes a request that is sent again. It is zero for documents that arrived as messages of AWS services.
+// identity has the hashes by which the server recognizes a request that is sent again. It is zero for messages of AWS services.
 type identity struct {
-	// body is the hash of the body without its Content-Encoding.
+	// body is the hash of the decompressed body.
 	body string
-	// signed is the hash of everything that is signed, or "" if the scheme signs nothing. An attacker who recorded a
-	// request can send it again with different unsigned headers, and so under another id, but signed stays the same.
+	// signed is the hash of the text that the signature covers, or "" if the scheme has no signature. An attacker who recorded a request
+	// can send it again with different unsigned headers, and so under another id, but signed stays the same.
 	signed string
 }
 
@@ -255,8 +256,7 @@ func (i identity) acceptedKeys(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "signed", seenKey(s, "id", id))
 }
 
-// unfitKeys returns the keys under which a dead-lettered document is recorded. The parameter id is the event's id, or "" if it is not
-// known.
+// unfitKeys returns the keys under which a dead letter is recorded. The parameter id is the event's id, or "" if it is not known.
 func (i identity) unfitKeys(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "unfit-signed", seenKey(s, "unfit", i.body+" "+id))
 }
@@ -274,7 +274,7 @@ func seenKey(s source.Source, kind, id string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "sn#" + base64.RawURLEncoding.EncodeToString(h.Sum(nil)), Sort: "seen"}
 }
 
-// bodyID derives an event id from the body, so that equal bodies without an id are the same event.
+// bodyID derives an event id from a request's body, so that two requests with equal bodies and without an id become only one event.
 func bodyID(body []byte) string {
 	sum := sha256.Sum256(body)
 	return "sha256_" + base64.RawURLEncoding.EncodeToString(sum[:])

@@ -96,8 +96,8 @@ type allowance struct {
 	omitted int64
 }
 
-// maxAllowances limits the number of allowances in memory, because the allowances of removed sources stay. At the limit, all are
-// cleared, and a few more records than usual are written.
+// maxAllowances limits the number of allowances in memory, because the allowances of removed sources stay. When the limit is reached, all
+// allowances are deleted, and a few more outcomes than usual are recorded.
 const maxAllowances = 5000
 
 // NewOutcomeLog returns an [OutcomeLog] that stores the outcomes of requests in db. The parameter keep says which outcomes are stored, for
@@ -113,8 +113,8 @@ func NewOutcomeLog(db store.DB, keep string, metrics *metric.Set, log *slog.Logg
 	return r
 }
 
-// Record counts an outcome, and writes it unless a setting or limit excludes it. With DynamoDB, it waits for the write for at most
-// a second, because a Lambda function may be frozen after its response.
+// Record counts an outcome, and stores it unless a setting or limit excludes it. With DynamoDB, Record waits for the write for at most a
+// second, because a Lambda function may be frozen after its response.
 func (r *OutcomeLog) Record(ctx context.Context, o Outcome) {
 	r.metrics.SourceRequested(o.Source, string(o.Kind), o.Kind.Refused())
 	if r.keep == KeepNone {
@@ -141,7 +141,7 @@ func (r *OutcomeLog) Record(ctx context.Context, o Outcome) {
 	}
 }
 
-// allows reports whether the limits allow writing an outcome, and how many of its kind were omitted since the last record.
+// allows reports whether the limits allow storing an outcome, and how many outcomes of its kind were omitted since the last stored one.
 func (r *OutcomeLog) allows(o Outcome) (omitted int64, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -182,7 +182,8 @@ func ofSource(workspace, source string) string { return "so#" + workspace + "#" 
 // Refused in a [RecordQuery] selects all kinds for which [Kind.Refused] is true.
 const Refused Kind = "refused"
 
-// RecordQuery selects outcomes by kind and inclusive times. Zero fields select all.
+// RecordQuery selects the outcomes of requests to sources by kind and time. Since and Until are inclusive. Zero fields select all
+// outcomes.
 type RecordQuery struct {
 	Kind         Kind
 	Since, Until time.Time
@@ -232,9 +233,9 @@ type Outcome struct {
 	Time              time.Time
 	Workspace, Source string
 	Kind              Kind
-	// Reason says why the request or document was refused. It contains no secrets, but may contain names that the sender chose.
+	// Reason says why the request or message was refused. It contains no secrets, but may contain names that the sender chose.
 	Reason string
-	// Name, URI and ID describe the event, as far as they are known.
+	// Name, URI and ID describe the event that the request or message contains, as far as they are known.
 	Name, URI, ID string
 }
 
@@ -247,7 +248,7 @@ func (o Outcome) withError(err error, now time.Time) Outcome {
 	return o
 }
 
-// Kind classifies outcomes.
+// Kind classifies the outcomes of requests to sources.
 type Kind string
 
 // The kinds of outcomes.

@@ -38,7 +38,7 @@ type Trial struct {
 	Name    string `json:"name,omitempty"`
 	URI     string `json:"uri,omitempty"`
 	ID      string `json:"id,omitempty"`
-	// Time is omitted if the document has no time. The real event would get the time of its arrival.
+	// Time is omitted if the request or message has no time. The real event would get the time of its arrival.
 	Time     time.Time       `json:"time,omitzero"`
 	Data     json.RawMessage `json:"data,omitempty"`
 	Faults   any             `json:"faults,omitempty"`
@@ -172,7 +172,7 @@ func tryDocument(cat *catalog.Catalog, s source.Source, doc any, body []byte) Tr
 var requestLine = regexp.MustCompile(`^[A-Z]+ \S+ HTTP/[0-9.]+\s*$`)
 
 // parseSavedRequest parses an HTTP request from a file. The request line may be missing. If the request has a Content-Length,
-// parseSavedRequest cuts off longer bodies, because editors add a line break at the end of a file.
+// parseSavedRequest ignores any further bytes, because editors add a line break at the end of a file.
 func parseSavedRequest(raw []byte) (*http.Request, []byte, error) {
 	if len(raw) > publish.MaxBody+64<<10 {
 		return nil, nil, tooLarge()
