@@ -47,7 +47,7 @@ const (
 	S3          From = "s3"
 )
 
-// Buses returns the AWS services that a bus source can receive messages from.
+// Buses returns the AWS services whose messages a source can receive.
 func Buses() []From { return []From{EventBridge, SNS, S3} }
 
 // ValidName matches valid names of sources. A name is a segment of a URL.
@@ -71,21 +71,22 @@ type Source struct {
 // configuration.
 type Mapping struct {
 	Line int `json:"-"` // in the configuration file
-	// Match selects the documents that the mapping applies to. Nil selects all.
+	// Match selects the requests or messages to which the mapping applies. Nil selects all of them.
 	Match *pattern.Pattern `json:"match,omitempty"`
 	Name  string           `json:"name"` // the event type
 	// Variables are the values of the variables in the event type's URI template.
 	Variables map[string]Value `json:"variables,omitempty"`
-	// ID finds the provider's id of the delivery in the document. A repeated delivery has the same id, so it does not become a second
-	// event. If ID is zero, the event's id is a hash of the request's body, or it is derived from the message in the inbox queue.
+	// ID finds the provider's id of a webhook delivery. A repeated delivery has the same id, so it does not become a second event. If ID
+	// is zero, the event's id is a hash of the request's body, or it is derived from the message in the inbox queue.
 	ID Value `json:"id,omitzero"`
-	// Time says when the event happened. If it is zero or finds no value, the event gets the time of its arrival.
+	// Time finds the time at which the event happened. If it is zero or finds no value, the event gets the time of its arrival.
 	Time Value `json:"time,omitzero"`
-	// Data is the event's payload. If it is zero, the payload is the whole body of a request, or the whole document of an AWS service.
+	// Data selects the event's payload. If it is zero, the payload is the whole body of a request, or the whole document from an AWS
+	// service.
 	Data Value `json:"data,omitzero"`
 }
 
-// Event is the result of mapping a document.
+// Event is the event that a mapping makes from a request or message.
 type Event struct {
 	Mapping   int // the index of the mapping that matched
 	Name      string
@@ -95,17 +96,18 @@ type Event struct {
 	Data      json.RawMessage
 }
 
-// Unfit is the data of the error that [Source.Map] returns if a mapping matches a document but cannot make a valid event from it. For
-// example, the document may lack a value that the mapping needs.
+// Unfit is the data of the error that [Source.Map] returns if a mapping matches a request or message but cannot make a valid event from
+// it. For example, a value that the mapping needs may be missing.
 type Unfit struct {
 	// Faults describe the problems. Their pointers are places in the mapping, such as /variables/repo.
 	Faults []jsonpointer.Fault `json:"faults"`
-	// ID is the id of the event, if it could be determined.
+	// ID is the event's id, if the mapping found one.
 	ID string `json:"-"`
 }
 
-// Map makes an event from a document with the first mapping that matches. It returns nil if no mapping matches. If the document has no
-// usable value for a part of the event, the error is of kind fault.Unprocessable and its data is an [Unfit].
+// Map makes an event from a document, which is a decoded request or message, with the first mapping that matches. It returns nil if no
+// mapping matches. If the document has no usable value for a part of the event, the error is of kind fault.Unprocessable and its data is
+// an [Unfit].
 func (s Source) Map(doc any) (*Event, error) {
 	for i := range s.Events {
 		if m := &s.Events[i]; m.Match == nil || m.Match.Matches(doc) {
@@ -150,7 +152,8 @@ func (u *Unfit) add(pointer, format string, args ...any) {
 	u.Faults = append(u.Faults, jsonpointer.Fault{Pointer: pointer, Message: fmt.Sprintf(format, args...)})
 }
 
-// evaluateText evaluates v and returns the result as a string for a URI or an id. If that is impossible, it adds a fault and returns "".
+// evaluateText evaluates v and returns the result as a string for a URI or an id. If the result is missing or not a scalar, evaluateText
+// adds a fault and returns "".
 func (u *Unfit) evaluateText(v Value, doc any, pointer string) string {
 	found, ok := v.Evaluate(doc)
 	switch x := found.(type) {
@@ -209,15 +212,15 @@ func parseTime(v any) (time.Time, bool) {
 	return time.UnixMicro(int64(seconds * 1e3)).UTC(), true
 }
 
-// maxNesting is the maximum nesting of a document. It allows a payload of [event.MaxDepth] levels and the levels of the envelopes around
-// it.
+// maxNesting is the maximum nesting of a document, which is an event's payload and the JSON objects around it. The payload may have
+// [event.MaxDepth] levels.
 const maxNesting = event.MaxDepth + 4
 
-// neverMapped lists headers that [ReadRequest] leaves out of documents, because they have credentials or describe the transfer of the
+// neverMapped lists headers that [ReadRequest] leaves out of its result, because they have credentials or describe the transfer of the
 // body.
 var neverMapped = []string{"Authorization", "Proxy-Authorization", "Cookie", "Content-Length", "Transfer-Encoding", "Trailer"}
 
-// ReadRequest makes the document of a verified request: an object with the members headers, query and body. Header names are in lower
+// ReadRequest converts a verified request to a document: an object with the members headers, query and body. Header names are in lower
 // case, and several values of one name are joined with ", ". Headers that are listed in the parameter secret or in neverMapped are left
 // out.
 //
@@ -257,8 +260,8 @@ func toValidUTF8(text string) string { return strings.ToValidUTF8(text, "\ufffd"
 
 func joinValues(values []string) string { return toValidUTF8(strings.Join(values, ", ")) }
 
-// isForm reports whether a Content-Type is a form. It returns an error for a type that is no form and no JSON. The type text/plain counts
-// as JSON, because some providers send JSON with it.
+// isForm reports whether a Content-Type is a form. It returns an error for any type except a form or JSON. The type text/plain counts as
+// JSON, because some providers send JSON with it.
 func isForm(contentType string) (form bool, err error) {
 	if contentType == "" {
 		return false, nil
@@ -357,7 +360,7 @@ func isS3(records json.RawMessage) bool {
 	return n > 0
 }
 
-// decodeMessage decodes the text of an SNS message if the text is JSON, and replaces the text with the result.
+// decodeMessage replaces the text of an SNS message with the decoded JSON, if the text is JSON.
 func decodeMessage(envelope map[string]any) {
 	if text, ok := envelope["Message"].(string); ok {
 		if inner, err := DecodeDocument([]byte(text)); err == nil {

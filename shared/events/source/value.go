@@ -38,7 +38,7 @@ const (
 	isObject
 )
 
-// Defaults for a mapping whose setting data is missing: the whole document, or the body of an HTTP request.
+// Values for a mapping without the setting data: whole selects the whole document, and wholeBody selects the body of an HTTP request.
 var (
 	whole     = Value{kind: isPointer}
 	wholeBody = Value{kind: isPointer, pointer: jsonpointer.Pointer{"body"}}
@@ -134,8 +134,8 @@ func (v Value) CheckTime() error {
 	return nil
 }
 
-// Evaluate returns the value for a document. It returns false if a JSON Pointer finds no value in the document. An object omits the
-// members whose pointers find no value.
+// Evaluate returns the value for a document, which is a decoded request or message. It returns false if a JSON Pointer finds no value in
+// the document. An object omits the members whose pointers find no value.
 func (v Value) Evaluate(doc any) (found any, ok bool) {
 	switch v.kind {
 	case isPointer:
@@ -173,8 +173,8 @@ func hides(name string, secret []string) bool {
 	return slices.ContainsFunc(neverMapped, same) || slices.ContainsFunc(secret, same)
 }
 
-// CheckValue returns a fault for each JSON Pointer in v that can never find a value in a document of the source. For example, a pointer
-// to a header that is listed in secret finds no value, because documents omit such headers. The faults point to places in v.
+// CheckValue returns a fault for each JSON Pointer in v that can never find a value in the source's requests or messages. For example, a
+// pointer to a header that is listed in secret finds no value, because such headers are removed first. The faults point to places in v.
 func CheckValue(from From, v Value, secret []string) []jsonpointer.Fault {
 	c := reach{from: from, secret: secret}
 	c.checkValue(v, nil)
@@ -190,15 +190,15 @@ func CheckText(from From, v Value, secret []string) []jsonpointer.Fault {
 	return CheckValue(from, v, secret)
 }
 
-// CheckPattern returns a fault for each part of an event pattern that can never match a document of the source. The parameter text is the
-// pattern as JSON.
+// CheckPattern returns a fault for each part of an event pattern that can never match the source's requests or messages. The parameter
+// text is the pattern as JSON.
 func CheckPattern(from From, text json.RawMessage, secret []string) []jsonpointer.Fault {
 	c := reach{from: from, secret: secret}
 	c.checkPattern(text, nil, nil)
 	return c.faults
 }
 
-// reach collects faults for pointers and patterns that can never match a document of the source.
+// reach collects faults for pointers and patterns that can never match the source's requests or messages.
 type reach struct {
 	from   From
 	secret []string
@@ -265,8 +265,8 @@ func (r *reach) checkTexts(list json.RawMessage, kind string, place jsonpointer.
 	}
 }
 
-// checkPointer reports whether a document of the source can have a value at the given pointer. If not, it adds a fault for the given
-// place.
+// checkPointer reports whether the source's requests or messages can have a value at the given pointer. If not, it adds a fault for the
+// given place.
 func (r *reach) checkPointer(pointer, place jsonpointer.Pointer) bool {
 	before := len(r.faults)
 	switch {

@@ -22,7 +22,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Limits of a pattern. The time that [Pattern.Matches] takes grows at most with the document's length times the number of values.
+// Limits of a pattern. The time that [Pattern.Matches] takes grows at most with the length of the document times the number of values in
+// the pattern.
 const (
 	// maxSize is the maximum length of a pattern in bytes. EventBridge allows 2048 characters.
 	maxSize  = 8 << 10
@@ -50,8 +51,8 @@ func (p *Pattern) Matches(doc any) bool {
 	return slices.ContainsFunc(p.alternatives, func(n *node) bool { return n.matches(doc) })
 }
 
-// node is a level of one alternative of a pattern, arranged like the documents. It has either the fields of an object or a leaf with
-// allowed values.
+// node is a level of one alternative of a pattern, arranged like the documents that it matches. It has either the fields of an object or
+// a leaf with allowed values.
 type node struct {
 	fields []field
 	leaf   *leaf
@@ -65,8 +66,8 @@ type field struct {
 	node *node
 }
 
-// leaf is a path in the document, with the values that are allowed there. If absent is true, the document must have no value there.
-// Otherwise the value must pass one of the tests.
+// leaf is a path in the documents to match, with the values that are allowed there. If absent is true, a document must have no value
+// there. Otherwise the value must pass one of the tests.
 type leaf struct {
 	path    []string
 	pointer string // the leaf's place in the pattern, for faults

@@ -169,7 +169,8 @@ func (p *parser) parseCIDR(s, pointer string) func(string) bool {
 	}
 }
 
-// anythingBut returns a test that passes for a value of any type unless one of the operands matches it.
+// anythingBut parses the operand of the operator anything-but. The returned test passes for a value of any type unless one of the
+// operands matches it.
 func (p *parser) anythingBut(v any, pointer string) test {
 	operator, operand := operatorOf(v)
 	if _, ok := v.(map[string]any); ok {

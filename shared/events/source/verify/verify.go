@@ -86,7 +86,7 @@ func New(s Settings, secrets []string) (*Verifier, error) {
 }
 
 // Verify checks that r was sent by someone with one of the secrets, and that the signed time is within the tolerance of now. Otherwise it
-// returns a fault of kind Unauthenticated with a constant reason, e.g. [NoMatch].
+// returns a fault of kind Unauthenticated with a constant reason, for example [NoMatch].
 //
 // The result signed is a hash of the signed text. It is the same for all replays of a request, and does not depend on the secret. It is
 // "" if the scheme has no signature.
@@ -212,7 +212,8 @@ func bindNone(_ Settings, secret string) (check, error) {
 	}, nil
 }
 
-// bindGitLab supports signing tokens (whsec_), which follow Standard Webhooks, and secret tokens, which GitLab sends in a header.
+// bindGitLab returns the check for requests of GitLab. It supports signing tokens (whsec_), which follow Standard Webhooks, and secret
+// tokens, which GitLab sends in a header.
 func bindGitLab(s Settings, secret string) (check, error) {
 	if isWebhookSecret(secret) {
 		return bindStandardWebhooks(s, secret)
