@@ -46,7 +46,7 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 		return err
 	}
 	if jsonrpc.HasRepeatedMember(c.Params) {
-		// If a member occurs twice, the gateway checks only one of the two, and the backend might read the other one.
+		// If a member of params occurs twice, the gateway checks only one of the two, and the backend might use the other one.
 		return fault.New(fault.Invalid, "params have a member twice, or more than %d members", jsonrpc.MaxComparedMembers)
 	}
 	if err := rules.CheckNames(c.Params, c.Member, c.Kind == api.Templates); err != nil {
@@ -146,7 +146,7 @@ type exchange struct {
 	id    json.RawMessage
 	token json.RawMessage // the progress token that the backend gets, if it differs from the client's
 
-	// While another goroutine reads the session's GET stream (see strays.go), mu guards the following fields and the bridge.
+	// mu guards the fields below and the bridge while another goroutine reads the session's GET stream, see strays.go.
 	mu      sync.Mutex
 	sharing bool   // other calls still ran in the backend session when this call called leave
 	leave   func() // ends the reception of messages from the GET stream; may be called several times
@@ -189,8 +189,8 @@ func newExchange(g *Gateway, c api.Call, e backends.Entry, info *backends.Server
 	return x
 }
 
-// inSession calls a backend of a session-based revision. If the backend has forgotten the session, inSession retries once in a
-// new one. If the call ends without a response, the caller must notify the backend with [exchange.abandon].
+// inSession calls a backend of a session-based revision. If the backend has forgotten the session, inSession repeats the call once in a
+// new session. If the call ends without a response, the caller must notify the backend with [exchange.abandon].
 func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error {
 	for again := false; ; again = true {
 		began := time.Now()

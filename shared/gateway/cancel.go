@@ -50,7 +50,7 @@ var (
 	errRemoved   = errors.New("gateway: the backend was removed while it waited for an answer")
 )
 
-// everyCall replaces a call's [requestID], which is a number, in the key of the mark that cancels all calls of a session.
+// everyCall is the id in the key of the mark that cancels all calls of a session. The ids of single calls are numbers (see [requestID]).
 var everyCall = json.RawMessage("all")
 
 // cancelKey returns the key of the mark that cancels a call. The parameter id is the id under which the backend gets the call (see
@@ -148,7 +148,7 @@ func (x *exchange) hasMark(ctx context.Context, began time.Time) bool {
 	})
 }
 
-// endCause returns the error of a call that ended because the client cancelled it or because the backend was removed, or nil.
+// endCause returns an error if the call ended because the client cancelled it or because the backend was removed, and otherwise nil.
 func (x *exchange) endCause(watched context.Context) error {
 	switch cause := context.Cause(watched); {
 	case errors.Is(cause, errCancelled):
@@ -180,8 +180,8 @@ func (q *questions) add(key store.Key) {
 	q.keys = append(q.keys, key)
 }
 
-// anyOpen reports whether the client still has to answer a question. It checks only the last [store.MaxGet] questions, which one Get can
-// read.
+// anyOpen reports whether the client still has to answer one of the questions. It checks only the last [store.MaxGet] questions, which
+// one Get can read.
 func (q *questions) anyOpen(ctx context.Context, db store.DB) bool {
 	q.mu.Lock()
 	last := slices.Clone(q.keys[max(0, len(q.keys)-store.MaxGet):])

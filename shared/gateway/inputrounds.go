@@ -89,7 +89,7 @@ func describeClient(c api.Client, to *upstream.Client) translate.Client {
 	return out
 }
 
-// supplyInput asks the client for the input that the backend requested, and returns the params of the next round.
+// supplyInput asks the client for the input that the backend requested, and returns the params with which the call is repeated.
 func (b *inputRoundsBridge) supplyInput(ctx context.Context, params json.RawMessage) (json.RawMessage, error) {
 	if !translate.MultiRound[b.x.call.Method] {
 		return nil, b.x.callError(errors.New("gateway: the backend asks for input, which the revision does not allow for this method"))
@@ -207,9 +207,9 @@ func (b *inputRoundsBridge) await(ctx context.Context, inputs []*input) error {
 	}
 }
 
-// buildResponses builds the inputResponses of the next round from the client's answers. 2026-07-28 does not allow errors in them. So an
-// error in answer to an elicitation becomes a cancellation by the user, and any other error ends the call and goes to the client as its
-// response.
+// buildResponses builds the inputResponses of the next round from the client's answers. 2026-07-28 does not allow errors in
+// inputResponses. So an error in answer to an elicitation becomes a cancellation by the user, and any other error ends the call and goes
+// to the client as its response.
 func (b *inputRoundsBridge) buildResponses(inputs []*input) (json.RawMessage, error) {
 	out := []byte{'{'}
 	for _, in := range inputs {

@@ -84,7 +84,7 @@ func (x *exchange) addParameters(h http.Header) error {
 	return nil
 }
 
-// Reasons for dropping a message within a call; see [backends.Backend.CountDrop].
+// Reasons for dropping a backend's message within a call; see [backends.Backend.CountDrop].
 const (
 	dropOther      = "it answers another request"
 	dropProgress   = "it is the progress of another request"

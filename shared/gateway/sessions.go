@@ -153,7 +153,7 @@ func (ss *sessions) put(c api.Client, b *backends.Backend, itemVersion int64, va
 	return ops
 }
 
-// recordUse extends the life of a session, at most once per usedEvery.
+// recordUse extends the life of a session in the store when a call uses it, at most once per usedEvery.
 func (ss *sessions) recordUse(ctx context.Context, c api.Client, b *backends.Backend, it *store.Item) {
 	if time.Until(it.Expires) > sessionTTL-usedEvery {
 		return

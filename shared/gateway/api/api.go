@@ -135,6 +135,6 @@ var (
 	ErrIncapable = errors.New("gateway: the backend does not ask for messages of conversations")
 	// ErrRefused means that the backend answered the message with an error.
 	ErrRefused = errors.New("gateway: the backend refused a message of a conversation")
-	// ErrNoSession means that the backend's capabilities are not known, or that the client's session with it could not begin.
+	// ErrNoSession means that the backend's capabilities are not known, or that the client's session with the backend could not begin.
 	ErrNoSession = errors.New("gateway: the client has no session with the backend")
 )

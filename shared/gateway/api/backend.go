@@ -67,7 +67,7 @@ type OAuth struct {
 // Exchange configures the token exchange of a backend (RFC 8693).
 type Exchange struct {
 	OAuth
-	// Audience and Resource tell the authorization server which backend the token is for. One of them may be empty.
+	// Audience and Resource tell the authorization server for which backend the gateway requests a token. One of them may be empty.
 	Audience, Resource string
 	// SecretInBody makes the gateway send the client secret in the request body (client_secret_post) instead of a header
 	// (client_secret_basic).

@@ -22,9 +22,9 @@ const (
 	Prompts
 	Resources
 	Templates
-	// Tasks has no list. A call of this kind names a task by its id.
+	// Tasks is a kind without a list. A call of this kind names a task by its id.
 	Tasks
-	// Extensions has no list. A call of this kind names a method.
+	// Extensions is a kind without a list. A call of this kind names a method of an extension.
 	Extensions
 	// Events has a list only for backends that act for their callers (see [Backend.ActsForCallers]). Package relay stores the event types
 	// of all other backends in the event catalog.
@@ -71,8 +71,8 @@ func IsListChange(method string) bool {
 func (k Kind) Prefixed() bool { return kinds[k].prefixed }
 
 // LeftOut is stored in place of the hash of a backend's list if the backend did not respond and a client therefore got a combined list
-// without its entries. LeftOut differs from every hash. So when package relay can read the backend's list again, it finds a change and
-// announces it, and the client reads the combined list again.
+// without the backend's entries. LeftOut differs from every hash. So when package relay can read the backend's list again, it finds a
+// change and announces it, and the client reads the combined list again.
 const LeftOut = "!"
 
 // NewListHash returns the item that stores the hash of a backend's list, or [LeftOut] in its place. Each item gets a random version, so

@@ -123,8 +123,8 @@ func (v *View) fetchList(ctx context.Context, info *ServerInfo, kind api.Kind) (
 		}
 		result, err := c.Ask(ctx, upstream.Request{Version: info.Version, Session: info.session, MaxDepth: maxListDepth}, kind.Method(), params)
 		if errors.Is(err, upstream.ErrUnknownMethod) {
-			// The backend declares the capability but does not have the method, so its list is empty. For example, many servers with
-			// resources do not have resources/templates/list.
+			// The backend declares the capability but does not have the method that reads the list, so its list is empty. For example,
+			// many servers with resources do not have resources/templates/list.
 			return &fetched{ttl: askAgain, shared: true}, nil
 		}
 		if err != nil {

@@ -152,7 +152,7 @@ func (bs *Set) FindByServer(ctx context.Context, p auth.Principal, name string) 
 	return nil
 }
 
-// FindView returns the client's view of the backend with the given [Backend.ServerID], or nil if the client may not use it.
+// FindView returns the client's [View] of the backend with the given [Backend.ServerID], or nil if the client may not use the backend.
 func (bs *Set) FindView(ctx context.Context, c api.Client, name string) *View {
 	b := bs.FindByServer(ctx, c.Principal, name)
 	if b == nil || b.OnlyForCallers() && c.Token == "" {
@@ -161,7 +161,8 @@ func (bs *Set) FindView(ctx context.Context, c api.Client, name string) *View {
 	return b.viewFor(ctx, c)
 }
 
-// viewsFor returns the client's view of each backend. It skips backends that need the caller's token if the client sent none.
+// viewsFor returns the client's [View] of each backend that the client may use. It skips backends that need the caller's token if the
+// client sent no token.
 func (bs *Set) viewsFor(ctx context.Context, c api.Client) []*View {
 	visible := bs.VisibleTo(ctx, c.Principal)
 	out := make([]*View, 0, len(visible))

@@ -139,7 +139,7 @@ func (v *View) currentList(kind api.Kind) *versionedList {
 	return v.lists[kind]
 }
 
-// latest returns the list that was fetched last, or nil before the first one.
+// latest returns the list that was fetched last, also under an earlier list version. It returns nil before the first fetch.
 func (l *versionedList) latest() *fetched {
 	if list, _ := l.list.Peek(); list != nil {
 		return list
@@ -211,14 +211,12 @@ func (v *View) Outdate() {
 // version expires, the lists count as changed.
 const listVersionLife = time.Hour
 
-// listVersionKey returns the store's key of a list version. The parameter method is the notification with which the backend reports
-// changes of the list.
+// listVersionKey returns the store's key of the version of the lists about which the notification with this method reports changes.
 func (b *Backend) listVersionKey(method string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + b.Place().String(), Sort: "mark#" + method}
 }
 
-// ChangeListVersion stores a new list version, because the backend has reported a change. The parameter method is the method of its
-// notification.
+// ChangeListVersion stores a new version of the lists about which the notification with this method reports changes.
 func (b *Backend) ChangeListVersion(ctx context.Context, method string) error {
 	err := b.options.DB.Write(ctx, store.Put(store.Item{
 		Key: b.listVersionKey(method), Value: []byte(rand.Text()), Expires: time.Now().Add(max(listVersionLife, 2*b.options.ListTTL)),

@@ -28,7 +28,7 @@ var (
 	errUnknown = fault.New(fault.NotFound, "it has no such event type for the caller")
 )
 
-// receiveAs receives the events of a URI until ctx ends. It subscribes with the token of the principal for which the URI is.
+// receiveAs receives the events of a URI with the token of the URI's principal, until ctx ends.
 func (e *receiver) receiveAs(ctx context.Context, uri string) {
 	workspace, log := e.backend.Place().Workspace, e.relay.log(e.backend).With("uri", uri)
 	var refused auth.Token

@@ -215,7 +215,8 @@ func (f *following) runAsync(do func() func() error) {
 	})
 }
 
-// check asks the backend whether it is still alive. Any answer shows that it is, even an error, except that the session is unknown.
+// check asks the backend whether it is still alive. Any answer shows that it is, even an error, unless the error means that the session
+// is unknown.
 func (f *following) check() {
 	method, params := "ping", json.RawMessage(`{}`)
 	if f.version.Stateless() {

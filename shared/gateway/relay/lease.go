@@ -236,7 +236,7 @@ func (l *lease) owns(held *store.Item) bool {
 	return held != nil && json.Unmarshal(held.Value, &h) == nil && h.Owner == l.holding.Owner
 }
 
-// firstRetry returns the pause after the first failed renewal. The pause doubles with each failure.
+// firstRetry returns the pause after the first failed renewal of the lease. The pause doubles with each further failure.
 func (l *lease) firstRetry() time.Duration { return l.relay.lease() / 30 }
 
 func (l *lease) ending() bool {

@@ -85,8 +85,8 @@ func (f *following) listen(lists bool, uris map[string]bool) (*stream, error) {
 	return s, nil
 }
 
-// listenFirst opens the first listen request, with all wanted resources. If the backend refuses it, the first one has no resources, and
-// further listen requests have them.
+// listenFirst opens the connection's first listen request, with all wanted resources. If the backend refuses it, listenFirst sends it
+// without resources, and further listen requests have the resources.
 func (f *following) listenFirst() error {
 	uris := map[string]bool{}
 	if f.capabilities.Subscribe {

@@ -41,7 +41,7 @@ import (
 type Relay struct {
 	// Backends returns the backends whose notifications the relay announces, usually [backends.Set.Followed].
 	Backends func(ctx context.Context) []*backends.Backend
-	// Announce appends a notice to a backend's topic in the event log.
+	// Announce appends a backend's notification to the backend's topic in the event log.
 	Announce func(ctx context.Context, workspace, backend string, notice json.RawMessage) error
 	// DB holds the leases, and the hashes of the backends' lists with which the relay notices changes.
 	DB  store.DB

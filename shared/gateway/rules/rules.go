@@ -17,8 +17,8 @@ type Rules struct {
 	Allow []string `json:"allow,omitempty"`
 	// Deny lists globs for the entries that callers must not use. It takes precedence over Allow.
 	Deny []string `json:"deny,omitempty"`
-	// Scopes has the scopes that a caller needs for the entries that a glob matches, by glob. If several globs match an entry, the caller
-	// needs the scopes of all of them.
+	// Scopes maps a glob to the scopes that a caller needs for the entries that the glob matches. If several globs match an entry, the
+	// caller needs the scopes of all of them.
 	Scopes map[string][]string `json:"scopes,omitempty"`
 }
 
@@ -193,7 +193,7 @@ func unify(uri string) (plain string, ok bool) {
 	return uri, ok
 }
 
-// normalize returns the form in which a lenient server may read a URI: scheme and host are in lower case, and there are no empty and dot
+// normalize returns the form in which a lenient server may read a URI: scheme and host are in lower case, and there are no empty or dot
 // segments. The parameter uri must be a result of [unify].
 func normalize(uri string) string {
 	if scheme, rest, found := strings.Cut(uri, "://"); found {

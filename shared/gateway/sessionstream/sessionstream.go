@@ -267,7 +267,7 @@ func refuses(err error) bool {
 	return err != nil && !retries(err) && !unauthorized
 }
 
-// target returns the client and the request with which the newest call reaches the session.
+// target returns the HTTP client and the request of the newest call, for further requests in the session.
 func (st *stream) target() (*upstream.Client, upstream.Request) {
 	st.in.mu.Lock()
 	defer st.in.mu.Unlock()
@@ -342,7 +342,7 @@ func (st *stream) takeEarly(id json.RawMessage) bool {
 	return len(st.early) < before
 }
 
-// refuse answers a question that no call accepts with an error. It ignores notifications.
+// refuse answers a question with an error, because no call accepts the question. It ignores notifications.
 func (st *stream) refuse(ctx context.Context, m upstream.Message) {
 	if m.ID == nil {
 		return

@@ -49,7 +49,7 @@ func mayHaveOwn(b []byte) bool {
 	}
 }
 
-// place says where the value of a member may have a _meta that the protocol defines.
+// place describes where a JSON value may contain a _meta that the protocol defines.
 type place uint8
 
 const (
@@ -59,8 +59,9 @@ const (
 	inRows         // the value is an object whose members are such objects
 )
 
-// placeOf returns the place for the name of a member. Objects that may have a _meta are content blocks, the resources embedded in them, the
-// messages of prompts and of sampling, and requests for input. The comparison with _meta ignores case, because some readers of JSON do.
+// placeOf returns where the value of a member with this name may contain a _meta. Objects that may have a _meta are content blocks, the
+// resources embedded in them, the messages of prompts and of sampling, and requests for input. The comparison with _meta ignores case,
+// because some readers of JSON do.
 func placeOf(name []byte) place {
 	switch string(name) {
 	case "content", "contents", "elicitations", "messages", "params", "resource", "result":

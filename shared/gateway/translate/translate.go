@@ -33,7 +33,7 @@ type Revisions struct{ Client, Backend spec.Version }
 // MultiRound has the methods whose results may be input_required in 2026-07-28.
 var MultiRound = map[string]bool{spec.MethodToolsCall: true, spec.MethodPromptsGet: true, spec.MethodRead: true}
 
-// requestMeta lists the members of _meta that only 2026-07-28 has.
+// requestMeta lists the members of a request's _meta that only 2026-07-28 has.
 var requestMeta = []string{spec.MetaVersion, spec.MetaCapabilities, spec.MetaClient, spec.MetaLogLevel}
 
 func isRequestMeta(name string) bool { return slices.Contains(requestMeta, name) }

@@ -210,7 +210,7 @@ func (c *Client) Initialize(ctx context.Context, d Declared) (k Known, err error
 	return k, nil
 }
 
-// End ends a session. It does nothing if the session's id is empty.
+// End ends a session at the backend. It does nothing if the session's id is empty.
 func (c *Client) End(ctx context.Context, version spec.Version, session string) error {
 	if session == "" {
 		return nil

@@ -39,8 +39,8 @@ const RestTime = time.Second
 // maxResting limits the idle connections to each host.
 const maxResting = 32
 
-// send sends a request, and repeats it if the server had closed the idle connection before the request left. It calls the transport of the
-// [http.Client] directly, because requests to backends follow no redirects.
+// send sends a request, and repeats it if the server had closed the idle connection before any byte of the request was sent. It calls the
+// transport of the [http.Client] directly, because requests to backends follow no redirects.
 func (c *Client) send(req *http.Request, progress *requestProgress) (resp *http.Response, err error) {
 	transport := c.HTTP.Transport
 	if transport == nil {
@@ -59,7 +59,7 @@ func (c *Client) send(req *http.Request, progress *requestProgress) (resp *http.
 	return resp, err
 }
 
-// requestProgress records how far a request got on its connection.
+// requestProgress records whether a request was sent on its connection.
 type requestProgress struct {
 	reused, sent atomic.Bool // whether the request uses a connection that was idle, and whether its header was written
 
