@@ -268,7 +268,7 @@ func (e *Endpoint) receive(w http.ResponseWriter, c *method.Call) (batch []json.
 }
 
 // joinTrace makes the call part of the caller's distributed trace. It reads the trace context from the message's _meta (SEP-414) or, if
-// that has none, from the HTTP headers.
+// _meta has no trace context, from the HTTP headers.
 func joinTrace(c *method.Call) {
 	parent, _ := jsonrpc.String(jsonrpc.Member(c.Meta, trace.Parent))
 	state, _ := jsonrpc.String(jsonrpc.Member(c.Meta, trace.State))

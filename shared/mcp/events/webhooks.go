@@ -206,8 +206,8 @@ func readTTL(c *method.Call) (subscription.TTL, error) {
 	return subscription.TTL{Asked: given, For: d}, err
 }
 
-// readMaxAge returns the parameter maxAgeMs of a call, i.e. the maximum age of past events that the client wants to receive. It returns 0
-// if the client sets no limit.
+// readMaxAge returns the parameter maxAgeMs of a call, which is the maximum age of past events that the client wants to receive. It
+// returns 0 if the client sets no limit.
 func readMaxAge(c *method.Call) (time.Duration, error) {
 	d, given, err := c.Milliseconds("maxAgeMs")
 	if given && d == 0 {

@@ -68,7 +68,7 @@ type Session struct {
 	// Dialect is true for a session of the named-event dialect. Such a session can be used only at /mcp/{workspace}, and other sessions
 	// only at /mcp.
 	Dialect bool `json:"di,omitempty"`
-	// Level is the lowest severity of the log messages that the client wants. It is empty if the client wants none.
+	// Level is the lowest severity of the log messages that the client wants. It is empty if the client wants no log messages.
 	Level string `json:"lv,omitempty"`
 
 	ID      string `json:"-"` // known only while a request with the id is served
