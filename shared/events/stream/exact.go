@@ -17,11 +17,11 @@ import (
 
 // exactMerge is the [merge] for a log whose store chooses the keys in the order of commits (SQLite). All copies of an event have the same
 // key. exactMerge returns the entries of all sources in the order of their keys. So one key describes how far the feed has come: it has
-// returned all entries up to this key, and no later ones. A feed that resumes from the key repeats no entry.
+// returned all entries up to this key, and no later ones.
 //
-// Before exactMerge returns the entry with the smallest key, it makes sure that the other sources cannot still get an entry with a smaller
-// one. This is certain for a source that was read up to this key, or whose partition has had no write since the last read, according to
-// the store.
+// Before exactMerge returns the entry with the smallest key, it makes sure that the other sources can no longer get an entry with a
+// smaller key. This is certain for a source that was read up to this key. It is also certain if the store says that the source's
+// partition has had no write since the last read.
 type exactMerge struct {
 	at   *position
 	in   *inbox
@@ -52,8 +52,8 @@ func (m *exactMerge) first() (first *source) {
 	return first
 }
 
-// isNext reports whether an entry with the given key may be returned now, because the other sources cannot get an entry with a smaller key
-// any more.
+// isNext reports whether an entry with the given key may be returned now, because the other sources can no longer get an entry with a
+// smaller key.
 func (m *exactMerge) isNext(key int64) bool {
 	for _, s := range m.at.sources {
 		if len(s.ahead) == 0 && !s.stuck && s.readTo(key) < key {
@@ -64,9 +64,11 @@ func (m *exactMerge) isNext(key int64) bool {
 }
 
 // readTo returns the position up to which the feed has read all entries of the source. The parameter end is a position that the log has
-// already reached. If the feed has read everything that was written to the source's partition, new entries can only get keys after end, so
-// readTo returns end. It also stores end in s.past, because a later call must not return less: after another write to the partition, the
-// feed has no longer read everything.
+// already reached. If the feed has read everything that was written to the source's partition, readTo returns end, because new entries
+// can only get keys after end.
+//
+// readTo also stores end in s.past, because a later call must not return less. After another write to the partition, the feed has no
+// longer read everything.
 func (s *source) readTo(end int64) int64 {
 	if s.caughtUp && s.past < end && s.written != nil && s.written() <= s.past {
 		s.past = end
@@ -74,10 +76,11 @@ func (s *source) readTo(end int64) int64 {
 	return s.past
 }
 
-// findLagging returns the source that is furthest behind, or nil if the next entry to return comes before all entries that this source has
-// yet to read. The feed then reads a page of the source from the log. Before this read, findLagging empties the inbox. The log already has
-// the batches that the inbox has dropped by then, so the feed finds them in this page or a later one, and addPast only has to check for
-// batches that the inbox drops afterwards.
+// findLagging returns the source that is furthest behind, so that the feed reads a page of it from the log. It returns nil if the next
+// entry to return comes before all entries that this source still has to read.
+//
+// findLagging empties the inbox before this read. The log already has every batch that the inbox has dropped until then, and the feed
+// finds it there. So addPast only has to check for batches that the inbox drops afterwards.
 func (m *exactMerge) findLagging() *source {
 	first, behind := m.first(), m.at.furthestBehind()
 	if behind == nil || first != nil && behind.past >= first.ahead[0].entry.Key {
@@ -93,8 +96,8 @@ func (m *exactMerge) addPast(s *source, p logPage, _ time.Time) (caughtUp bool) 
 	return s.caughtUp
 }
 
-// addAhead adds the entries after s.past to the source, and records that the source was read up to the position upTo. live says that the
-// entries come from the source's tail.
+// addAhead adds the entries after s.past to the source, and records that the source was read up to the position upTo. The parameter live
+// says that the entries come from the source's tail, which reads new entries.
 func (m *exactMerge) addAhead(s *source, entries []eventlog.Entry, upTo int64, read time.Time, live bool) {
 	for _, e := range entries {
 		if e.Key > s.past {
@@ -123,9 +126,9 @@ func (m *exactMerge) receive() (some bool, err error) {
 	return !got.isEmpty(), got.err
 }
 
-// drain moves the tails' batches from the inbox to their sources. It drops the batches of a source that still reads older entries from the
-// log, because the source will find the same entries in the log. If the inbox itself has dropped a batch of a source, the source reads its
-// partition from the log again.
+// drain moves the batches from the tails, which read new entries, out of the inbox to their sources. It drops the batches of a source
+// that still reads older entries from the log, because the source will find these batches in the log too. If the inbox itself has dropped
+// a batch of a source, the source reads its partition from the log again.
 func (m *exactMerge) drain() arrivals {
 	got := m.in.take()
 	for _, b := range got.batches {
@@ -190,9 +193,10 @@ func (m *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
 	return c, false
 }
 
-// stampedMerge is the [merge] for a log whose writers make the keys (DynamoDB). A smaller key may be committed after larger ones, so
-// stampedMerge does not sort the entries. It returns them in the order in which they arrive. Each source has a floor, a position up to
-// which all its entries were returned. The cursor consists of the lowest floor and the hashes of the returned entries after this floor.
+// stampedMerge is the [merge] for a log whose writers choose the keys (DynamoDB). A smaller key may be committed after larger ones, so
+// stampedMerge does not sort the entries. It returns them in the order in which they arrive. Each source has a floor, which is a position
+// up to which all its entries were returned. The cursor consists of the lowest floor and the hashes of the returned entries after this
+// floor.
 type stampedMerge struct {
 	at    *position
 	in    *inbox
@@ -210,8 +214,8 @@ func (m *stampedMerge) next() (q queued, ok bool) {
 	return q, true
 }
 
-// findLagging returns the source that is furthest behind. The cursor is one position for all sources, so it only moves if the slowest
-// source does. By reading this source first, even a client that is often disconnected while it catches up makes progress each time.
+// findLagging returns the source that is furthest behind. The cursor is one position for all sources, so it moves only if the slowest
+// source does. Because the feed reads this source first, a client makes progress even if it is often disconnected while it catches up.
 func (m *stampedMerge) findLagging() *source {
 	m.readAgain(m.in.takeMissed())
 	return m.at.furthestBehind()
@@ -221,8 +225,9 @@ func (m *stampedMerge) addPast(s *source, p logPage, began time.Time) (caughtUp 
 	s.past = p.next
 	settled := began.Add(-eventlog.Window).UnixMicro()
 	if s.bound == 0 && p.next > settled {
-		// Entries with keys after the settled position may still be committed. The feed returns them only after it has read the older
-		// entries of the log. Until then, the source's floor, and with it the cursor, must not pass the settled position.
+		// Entries with keys after the settled position may still be committed. The feed gets such entries from the tail, and returns them
+		// only after it has read the older entries of the log. Until then, the source's floor, and with it the cursor, must not pass the
+		// settled position.
 		s.bound = settled
 	}
 	floor := cmp.Or(s.bound, settled)
@@ -233,8 +238,9 @@ func (m *stampedMerge) addPast(s *source, p logPage, began time.Time) (caughtUp 
 	return !p.more
 }
 
-// receive moves the tails' batches from the inbox to the queue. [Feed.Poll] calls it only when the sources have no older entries to read
-// from the log. If the inbox has dropped a batch of a source, receive makes this source read the log again.
+// receive moves the batches from the tails, which read new entries, out of the inbox to the queue. [Feed.Poll] calls it only when the
+// sources have no older entries to read from the log. If the inbox has dropped a batch of a source, receive makes this source read the
+// log again.
 func (m *stampedMerge) receive() (some bool, err error) {
 	got := m.in.take()
 	m.in.setTaken(load{}, len(got.missed) > 0, false)
@@ -248,8 +254,8 @@ func (m *stampedMerge) receive() (some bool, err error) {
 	return len(got.batches)+len(got.missed) > 0, got.err
 }
 
-// readAgain makes sources read the log again from their floors, where a client would resume, because the inbox has dropped some of their
-// batches. missed has the names of the sources' partitions.
+// readAgain makes sources read the log again, because the inbox has dropped some of their batches. They begin at their floors, where a
+// client would resume. The parameter missed has the names of the sources' partitions.
 func (m *stampedMerge) readAgain(missed map[string]bool) {
 	for name := range missed {
 		if s := m.at.sources[name]; s != nil {
@@ -261,9 +267,9 @@ func (m *stampedMerge) readAgain(missed map[string]bool) {
 	}
 }
 
-// enqueue queues entries of a source. When the feed has returned all of them, the source's floor (the position up to which all its entries
-// were returned) moves to the parameter floor. If the source's keys grow in commit order, each returned entry also moves the floor to its
-// own key.
+// enqueue queues entries of a source. When the feed has returned all of them, the source's floor (the position up to which all its
+// entries were returned) moves to the parameter floor. If the source's keys grow in commit order, the floor also moves to the key of each
+// returned entry.
 func (m *stampedMerge) enqueue(s *source, entries []eventlog.Entry, floor int64, read time.Time, live bool) {
 	for _, e := range entries {
 		q := queued{src: s, entry: e, read: read, live: live}
@@ -279,8 +285,8 @@ func (*stampedMerge) forget(*source) {}
 
 func (m *stampedMerge) hasPending() bool { return len(m.queue) > 0 }
 
-// settle moves the floors of sources whose tails have read further without finding entries. It takes these empty batches from the inbox,
-// because receive would take them too late: an empty batch does not wake the reader.
+// settle moves the floors of sources whose tails have read further without finding entries. It takes these empty batches from the inbox
+// itself, because an empty batch does not wake the reader, so that receive would take them too late.
 func (m *stampedMerge) settle() {
 	if len(m.queue) > 0 || len(m.at.behind) > 0 {
 		return
@@ -316,7 +322,7 @@ func (m *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 	c.At = at
 	placed = !unplaced && len(places) > 0 && len(places) <= eventlog.MaxPlaces
 	if placed && (len(places) > 1 || !m.at.sole) {
-		// Not slices.SortFunc, which would make the binary 12 KB larger for each type.
+		// Use sort.Slice, because slices.SortFunc would make the binary 12 KB larger for each type of elements.
 		sort.Slice(places, func(i, j int) bool { return places[i].Partition < places[j].Partition })
 		c.Places = places
 	}
@@ -325,9 +331,9 @@ func (m *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 
 const maxReads = 16 // partitions that a feed reads concurrently when it opens
 
-// begin makes a feed without a cursor skip the entries that the log already has. Their keys are not enough to tell old entries from new
-// ones: after a writer's clock was set back, new entries may have smaller keys. So begin reads the old entries and marks them as sent. In
-// a partition with a single writer, keys always grow, so its source just starts after the last key.
+// begin makes a feed without a cursor skip the entries that the log already has. It reads these entries and marks them as sent. Their
+// keys are not enough to recognize them, because new entries may have smaller keys after a writer's clock was set back. But in a
+// partition with a single writer, keys always grow, so its source starts after the last key.
 func (m *stampedMerge) begin(ctx context.Context, workspace string, sent *recent) error {
 	log := m.at.log
 	read, ctx := errgroup.WithContext(ctx)
@@ -387,11 +393,11 @@ type source struct {
 	bound   int64  // the maximum of floor while the feed still reads older entries from the log; 0 is no maximum
 	handed  int64  // the greatest key that was returned, if growing is true
 	place   uint64 // identifies the partition of a concrete URI in cursors (see [eventlog.Place]); 0 for other partitions
-	// stuck says that the source has stopped before an item that a later release of the server wrote. So a client that resumes at an
-	// instance of that release gets all entries. The other sources continue.
+	// stuck says that the source has stopped before an item that a later release of the server wrote. A client that resumes at a process
+	// of that release gets all entries. The other sources of the feed continue.
 	stuck bool
 
-	// The remaining fields are only for [exactMerge].
+	// The remaining fields are used only by [exactMerge].
 	ahead    []queued     // entries that were read and not returned yet
 	caughtUp bool         // the feed has read all older entries, and the tail has the later ones
 	written  func() int64 // returns the last key written to the partition; nil if the store cannot report writes
@@ -408,13 +414,13 @@ func (at *position) furthestBehind() *source {
 	return slices.MinFunc(at.behind, func(a, b *source) int { return cmp.Compare(a.past, b.past) })
 }
 
-// finishPast removes a source from at.behind, because the feed has read all of its older entries from the log or cannot read further.
+// finishPast removes a source from at.behind, because the feed has read all of its older entries from the log, or cannot read further.
 func (at *position) finishPast(s *source) {
 	at.behind = slices.DeleteFunc(at.behind, func(other *source) bool { return other == s })
 }
 
-// recent remembers recently returned entries, oldest first, because a feed may read an entry twice: once from the log and once from the
-// partition's tail, or from the partitions of two patterns that match the event. The feed then drops the second copy.
+// recent has the recently returned entries, oldest first, so that the feed drops second copies of them. A feed may read an entry twice:
+// once from the log and once from the partition's tail, or from the partitions of two patterns that match the event.
 type recent struct {
 	ids   map[string]struct{}
 	order []handedOut
@@ -427,8 +433,8 @@ type handedOut struct {
 	placed bool // cursors can have a separate position for the entry's partition; see [eventlog.Place]
 }
 
-// maxRecent bounds the memory of a feed. The second copy of an entry arrives at most [eventlog.Window] and one page after the
-// first. If more than maxRecent entries arrive between the two copies, the feed may return both.
+// maxRecent limits the length of [recent], and with it the memory of a feed. The second copy of an entry arrives at most
+// [eventlog.Window] and one page after the first. If more than maxRecent entries arrive in between, the feed may return both copies.
 const maxRecent = 4096
 
 func (r *recent) add(id string, key int64, placed bool) bool {
@@ -452,9 +458,9 @@ func (r *recent) forget() {
 	r.order = r.order[1:]
 }
 
-// idsAfter returns the ids of the returned entries whose keys are greater than at. A cursor at this position must name them, so that a
-// resumed feed does not repeat them. If places is true, the cursor has separate positions for the partitions of concrete URIs, so idsAfter
-// omits the entries of these partitions.
+// idsAfter returns the ids of the returned entries whose keys are greater than the parameter at. A cursor at this position must name
+// them, so that a resumed feed does not repeat them. If places is true, idsAfter omits the entries in partitions of concrete URIs,
+// because the cursor has separate positions for these partitions.
 //
 // idsAfter also removes entries from r that are too old for a cursor.
 func (r *recent) idsAfter(at int64, places bool) []string {

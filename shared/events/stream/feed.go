@@ -1,13 +1,14 @@
-// Package stream reads the event log for open MCP streams of every revision, for polls, and for readers in the same process.
+// Package stream reads the event log for open MCP streams of every protocol revision, for polls, and for readers in the same process.
 //
 //	              ┌ tail of partition A ┐
 //	event log ────┤ tail of partition B ├──▶ feed ──▶ one open stream
 //	              └ …                   ┘     (cursor, duplicates, order)
 //
-// A process has one [Tails]. It reads each partition once for all of its streams. A [Feed] merges the partitions of one
-// stream and drops duplicates. With its cursor another instance can continue the stream. During an update, a later release of
-// the server may already write log items that this one cannot read ([eventlog.ErrLater]). Readers stop before such an item in
-// its partition. Wire formats are in shared/mcp.
+// A process has one [Tails], which reads each partition once for all open streams. A [Feed] merges the partitions of one stream and drops
+// duplicates. With the feed's cursor, another process can continue the stream.
+//
+// During an update, a later release of the server may already write log items that this release cannot read ([eventlog.ErrLater]).
+// Readers stop before such an item in its partition. Wire formats are in shared/mcp.
 package stream
 
 import (
@@ -28,10 +29,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// An event takes the following way from the log to a stream. tail.run reads it, and tail.distribute puts it into the inbox of every feed
-// of the tail. When the feed's merge says that the event is next, [Feed.Poll] returns it as a [Delivery].
+// An event gets from the log to a stream in three steps. tail.run reads the event from the log, and tail.distribute puts it into the
+// inbox of every feed of the tail. [Feed.Poll] returns it as a [Delivery], when the feed's [merge] says that it is next.
 
-// tail reads the new entries of one partition for all feeds of this process that need them. It ends when its last feed leaves.
+// tail reads the new entries of one partition for all feeds (open streams) of this process that need them. It ends when its last feed
+// leaves.
 type tail struct {
 	tails  *Tails
 	part   eventlog.Partition
@@ -42,7 +44,7 @@ type tail struct {
 	feeds    map[*Feed]renewal
 	renewing sync.Mutex // held while renewals run, so that they never overlap
 
-	// changed and written are nil, and unwatch does nothing, if the store cannot report each write to this process.
+	// If the store cannot report each write to this process, changed and written are nil, and unwatch does nothing.
 	changed <-chan struct{}
 	written func() int64 // returns the last key written to the partition
 	unwatch func()
@@ -55,16 +57,16 @@ type tail struct {
 	lastRenewal time.Time
 }
 
-// renewal renews a record in the store, because without it the events of a partition would no longer reach the log. The record says that a
-// client reads a pattern ([eventlog.Interest]), or that a principal wants a backend's events ([demand.Registry]). If several feeds of a
-// tail have the same principal, the tail calls only one of their renewals.
+// renewal regularly renews a record in the store, without which a partition would no longer get events. The record says that a client
+// reads a pattern ([eventlog.Interest]), or that a principal wants a backend's events ([demand.Registry]). If several feeds of a tail
+// have the same principal, the tail calls only one of their renewals.
 type renewal struct {
 	do        func(context.Context) error
 	every     time.Duration
 	principal string // the principal that wants a backend's events; "" for an interest, which all principals share
 }
 
-// batch is the result of one read of a tail. All feeds share it and must not change it.
+// batch is the result of one read by a tail. All feeds of the tail share it and must not change it.
 type batch struct {
 	part    eventlog.Partition
 	entries []eventlog.Entry
@@ -107,8 +109,8 @@ func (t *tail) run(ctx context.Context) {
 	}
 }
 
-// read reads the new entries of the partition and gives them to the feeds. wait limits how long run then waits for a write. If again is
-// true, run must call read again after that time even if the store has not reported a write.
+// read reads the new entries of the partition and gives them to the feeds. The result wait limits how long run then waits for the store
+// to report a write. If the result again is true, run must call read again after that time even without a reported write.
 func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, again bool) {
 	settled := t.tails.Log.SettledPosition()
 	entries, last, err := t.readNew(ctx)
@@ -138,9 +140,9 @@ func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, a
 	return pause(began.Sub(t.lastEntry)), true
 }
 
-// readNew returns the entries that the feeds do not have yet, and the position last up to which it has read. If it meets an item that a
-// later release wrote, it returns [eventlog.ErrLater]. In this case, it returns the entries before the item only if keys grow in commit
-// order.
+// readNew returns the entries that the feeds do not have yet, and as last the position up to which it has read. If it finds an item that
+// a later release of the server wrote, it returns [eventlog.ErrLater]. It then returns the entries before the item only if keys grow in
+// commit order.
 func (t *tail) readNew(ctx context.Context) (entries []eventlog.Entry, last int64, err error) {
 	next, more := t.window.from, true
 	for more {
@@ -161,19 +163,19 @@ func (t *tail) readNew(ctx context.Context) (entries []eventlog.Entry, last int6
 	return entries, next, nil
 }
 
-// window says where the next read of a tail begins. If a smaller key may still be committed after larger ones, the tail reads the last few
-// seconds again each time, and the window tells it which of their entries are new.
+// window says where the next read of a tail begins. If smaller keys may be committed after larger ones, each read repeats the last few
+// seconds. The window then tells which of the entries are new.
 type window struct {
 	from     int64
 	seen     map[string]int64 // the keys of the entries that the feeds already have, by [eventlog.Entry.ID]
 	previous time.Time        // the start of the last read
 }
 
-// advance updates the window after a read that began at the time began and returned the new entries up to the position last. lookBack says
-// how far the next read goes back. settled is [eventlog.Log.SettledPosition] from before the read.
+// advance updates the window after a read that began at the time began and returned the new entries up to the position last. The
+// parameter lookBack says how far the next read goes back. The parameter settled is [eventlog.Log.SettledPosition] from before the read.
 //
 // The result floor is the position up to which the feeds now have all entries. The result late is the number of entries that were
-// committed later than [eventlog.SlowAppend] and [eventlog.MaxSkew] allow. The tail has them only thanks to the safety margin in
+// committed later than [eventlog.SlowAppend] and [eventlog.MaxSkew] allow. The tail got them only thanks to the safety margin in
 // [eventlog.Window].
 func (w *window) advance(lookBack time.Duration, began time.Time, entries []eventlog.Entry, last, settled int64) (late, floor int64) {
 	if lookBack == 0 {
@@ -203,7 +205,8 @@ func (w *window) advance(lookBack time.Duration, began time.Time, entries []even
 	return late, settled
 }
 
-// renewInterests starts the renewals that are due. They run in the background, because each may have to wait for the relay.
+// renewInterests starts the renewals that are due. They run in the background, because a renewal may have to wait until the relay has
+// subscribed at a backend.
 func (t *tail) renewInterests(ctx context.Context, now time.Time) {
 	if t.every == 0 || now.Sub(t.lastRenewal) < t.every || !t.renewing.TryLock() {
 		return
@@ -242,7 +245,7 @@ func (t *tail) end(err error, matches func(renewal) bool) {
 	}
 }
 
-// distribute gives a batch to every feed of the tail. It never waits for a slow feed; see inbox.offer.
+// distribute gives a batch to every feed of the tail. It never waits for a slow feed; see [inbox.offer].
 func (t *tail) distribute(b *batch) {
 	b.read, b.load = time.Now(), loadOf(b.entries)
 	t.mu.Lock()
@@ -252,9 +255,9 @@ func (t *tail) distribute(b *batch) {
 	}
 }
 
-// Feed returns the events and notices of one stream. Only one goroutine may call its methods.
+// Feed returns the events and notices of one open stream. Only one goroutine may call its methods.
 type Feed struct {
-	// Truncated reports that events may be missing, because the log no longer has all entries since the cursor.
+	// Truncated reports that events may be missing, because the log no longer has all entries after the request's cursor.
 	Truncated bool
 
 	tails     *Tails
@@ -271,26 +274,27 @@ type Feed struct {
 	resume map[uint64]struct{} // hashes of entries that the request's cursor names, until the feed has read these entries
 }
 
-// merge brings the entries of a feed's sources into one sequence. A source is one of the partitions that the feed reads. The past of a
-// source consists of the entries between the feed's cursor and the first entry that comes from the tail. [exactMerge] is for logs whose
-// store chooses the keys, and [stampedMerge] is for logs whose writers make them; package eventlog explains the two.
+// merge brings the entries of a feed's sources into one sequence. A source is one of the partitions that the feed reads. It has a tail,
+// which reads its new entries, while the feed itself reads the older entries since its cursor from the log. [exactMerge] is for logs
+// whose store chooses the keys, and [stampedMerge] is for logs whose writers choose them; see package eventlog.
 type merge interface {
-	// next removes and returns the next entry. ok is false if no entry can be returned now.
+	// next removes and returns the next entry. The result ok is false if no entry can be returned now.
 	next() (q queued, ok bool)
 	// findLagging returns a source whose older entries the feed must read from the log before it calls next again. It returns nil if there
 	// is no such source.
 	findLagging() *source
-	// addPast adds a page of a source's older entries, whose read began at the time began. caughtUp reports that there are no more older
-	// entries, so that the source's next entries come from its tail.
+	// addPast adds a page of a source's older entries. The parameter began is when the read of this page began. The result caughtUp
+	// reports that there are no more older entries, so that the source's next entries come from its tail.
 	addPast(s *source, p logPage, began time.Time) (caughtUp bool)
-	// receive takes the tails' batches from the inbox. some is false if the inbox was empty.
+	// receive takes the tails' batches from the inbox. The result some is false if the inbox was empty.
 	receive() (some bool, err error)
 	// forget drops the entries of a source that was removed.
 	forget(s *source)
 	// hasPending reports whether entries were read but not returned yet.
 	hasPending() bool
-	// cursor returns the position after all returned entries. If placed is true, c has the exact position in each of the feed's partitions of
-	// concrete URIs, so the caller need not add the entries returned from them to [eventlog.Cursor.Sent].
+	// cursor returns the position after all returned entries. If placed is true, c has a separate position for each of the feed's
+	// partitions that belong to one URI. The caller then need not add the entries returned from these partitions to
+	// [eventlog.Cursor.Sent].
 	cursor() (c eventlog.Cursor, placed bool)
 }
 
@@ -310,8 +314,8 @@ type queued struct {
 	inOrder bool // see [Delivery.InOrder]
 }
 
-// effort limits the work of one call of [Feed.Poll], so that the caller can do other work in between. Each entry costs 1, and each page
-// that Poll reads costs pageEffort.
+// effort limits the work of one call of [Feed.Poll], so that the caller can do other work in between. An entry costs 1, and each page
+// that Poll reads from the log costs pageEffort.
 const (
 	effort     = 1000
 	pageEffort = effort / 25
@@ -320,9 +324,9 @@ const (
 // Ready returns a channel that receives a value when [Feed.Poll] may have a delivery again after it has returned none.
 func (f *Feed) Ready() <-chan struct{} { return f.in.wake }
 
-// Poll returns the next delivery. ok is false if no delivery is ready. ok is also false after Poll has dropped many entries, so that the
-// caller can do other work, e.g. send a heartbeat; in that case [Feed.Ready] receives immediately. After the feed has ended, Poll fails
-// with [ErrSlow], [ErrToken] or [ErrClosed].
+// Poll returns the next delivery. The result ok is false if no delivery is ready. It is also false after Poll has dropped many entries,
+// so that the caller can do other work, for example send a heartbeat; in this case, [Feed.Ready] receives immediately. After the feed has
+// ended, Poll fails with [ErrSlow], [ErrToken] or [ErrClosed].
 func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 	if err := f.in.endError(); err != nil {
 		return Delivery{}, false, err
@@ -346,8 +350,8 @@ func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 	return Delivery{}, false, nil
 }
 
-// readPast reads the next page of the source's older entries from the log. If a later release wrote the next item, readPast marks the
-// source as stuck (see [source]).
+// readPast reads the next page of the source's older entries from the log. If a later release of the server wrote the next item, readPast
+// marks the source as stuck (see [source]).
 func (f *Feed) readPast(ctx context.Context, s *source) (err error) {
 	var p logPage
 	began := f.tails.Log.Time()
@@ -364,8 +368,8 @@ func (f *Feed) readPast(ctx context.Context, s *source) (err error) {
 	return nil
 }
 
-// deliver turns an entry into a delivery. It returns false if the feed must not return the entry, for example because it has returned it
-// before or its pattern was removed.
+// deliver turns an entry into a delivery. It returns false if the feed must not return the entry, for example because the feed has
+// returned it before or because the entry's pattern was removed.
 func (f *Feed) deliver(q queued) (Delivery, bool) {
 	if !f.at.has(q.src) {
 		return Delivery{}, false
@@ -411,7 +415,7 @@ func (f *Feed) CursorMoved() bool {
 	return moved
 }
 
-// Cursor returns the position after everything that the feed has returned. A feed of any instance can resume from it.
+// Cursor returns the position after everything that the feed has returned. A feed in any process can resume from it.
 func (f *Feed) Cursor() string {
 	c, placed := f.merge.cursor()
 	for _, id := range f.sent.idsAfter(c.At, placed) {
@@ -437,33 +441,36 @@ const (
 	// A tail reads at intervals if the store does not report writes: every busyPoll or, if it has found no entries for the time quiet,
 	// every idlePoll.
 	busyPoll, idlePoll, quiet = 250 * time.Millisecond, time.Second, time.Minute
-	// watched limits how long a tail waits for a write if the store reports writes. At the end of this time, the tail checks whether renewals
-	// are due. If the tail has stopped before an item of a later release, it also tries again to read the item.
+	// watched limits how long a tail waits for a write if the store reports writes. After this time, the tail checks whether renewals are
+	// due. If the tail has stopped before an item of a later release, it also tries to read the item again.
 	watched = 10 * time.Second
-	// renewEvery is how often a tail renews the [eventlog.Interest], unless an eighth of the retention is shorter.
+	// renewEvery is how often a tail renews the [eventlog.Interest] in a pattern. If an eighth of the log's retention is shorter, it is
+	// used instead.
 	renewEvery = time.Hour
-	// maxWaiting limits the entries that wait for the reader of a feed, and maxWaitingBytes the size of their payloads. Beyond a limit,
-	// the feed ends with [ErrSlow], unless it is still catching up.
+	// maxWaiting limits the entries that wait for the reader of a feed, and maxWaitingBytes limits the size of their payloads. Beyond a
+	// limit, the feed ends with [ErrSlow], unless it is still catching up on older entries.
 	maxWaiting, maxWaitingBytes = 10_000, 16 << 20
-	// maxFloors limits the batches that wait for a feed. At this limit, the feed ignores new batches without entries. Such a batch only
-	// moves the cursor, and a later one moves it further.
+	// maxFloors limits the batches that wait for a feed. At this limit, the feed ignores new batches without entries, because these only
+	// move the cursor, and a later batch moves it further.
 	maxFloors = 256
 )
 
-// pageSize is the number of log items per read. A feed that catches up in several partitions divides it by their number, down to minPage.
+// pageSize is the number of log items per read. A feed that catches up in several partitions divides this number by the number of
+// partitions, down to minPage.
 const (
 	pageSize = 200
 	minPage  = 5
 )
 
-// Tails runs the tails of a process. Create it with [New], and end it with [Tails.Close].
+// Tails runs the readers (tails) of the log's partitions in this process. Create it with [New], and end it with [Tails.Close].
 type Tails struct {
 	Log    *eventlog.Log
 	DB     store.DB
 	Sealer *eventlog.Sealer
-	// Shares reports whether a workspace has the shared catalog ([catalog.Shared]). Nil means that no workspace has it.
+	// Shares reports whether a workspace uses the catalog that several workspaces share ([catalog.Shared]). Nil means that no workspace
+	// uses it.
 	Shares func(ctx context.Context, workspace string) bool
-	// Demand records which backends' events are read, so that the relay subscribes to them. It may be nil.
+	// Demand records which backends' events clients read, so that the relay subscribes to these events. It may be nil.
 	Demand *demand.Registry
 
 	ctx     context.Context
@@ -475,11 +482,11 @@ type Tails struct {
 	mu    sync.Mutex
 	tails map[string]*tail
 
-	// interests caches the interests that the store has, so that a poll need not read them.
+	// interests caches stored interests ([eventlog.Interest]), so that a poll need not read them.
 	interests bounded.Map[string, eventlog.Interest]
 }
 
-// New returns the tails for a log. sealer seals the cursors.
+// New returns the tails for a log. The parameter sealer encodes the cursors.
 func New(log *eventlog.Log, db store.DB, sealer *eventlog.Sealer) *Tails {
 	ctx, stop := context.WithCancel(context.Background())
 	return &Tails{
@@ -508,7 +515,8 @@ func (ts *Tails) Running() int {
 	return len(ts.tails)
 }
 
-// pause returns how long to wait before the next read of a store that does not report writes. since is the time since the last entry.
+// pause returns how long to wait before the next read of a store that does not report writes. The parameter since is the time since the
+// last entry.
 func pause(since time.Duration) time.Duration {
 	if since > quiet {
 		return idlePoll
@@ -567,12 +575,12 @@ type Delivery struct {
 	// Topic and Notice are set for a notice. Notice is nil if the notice cannot be read.
 	Topic  string
 	Notice []byte
-	// Lost is set for a gap, i.e. if an event cannot be read. It is the key of the pattern to which the event belongs. The
-	// client must be told about the gap.
+	// Lost is set for a gap, where an event cannot be read. It is the key of the pattern to which the event belongs. The client must be
+	// told about the gap.
 	Lost string
 	// Cursor is the cursor with which a client resumes after this delivery.
 	Cursor string
-	// InOrder says that the feed has returned every notice that was committed before this delivery.
+	// InOrder says that the feed has returned all notices that were committed before this delivery.
 	InOrder bool
 	// Read is when this process read the entry from the log.
 	Read time.Time
@@ -585,10 +593,11 @@ var ErrClosed = fault.New(fault.Unavailable, "the server is shutting down")
 var ErrSlow = fault.New(fault.Exhausted, "the reader is too slow; resume from the last cursor")
 
 // ErrToken ends a feed of a backend's events after the relay has lost the caller's token for the backend, for example because the backend
-// refused it. The client can resume from its last cursor with a new token.
+// refused the token. The client can resume from its last cursor with a new token.
 var ErrToken = fault.New(fault.Unauthenticated, "the backend of these events needs another token of the caller; resume from the last cursor")
 
-// recordInterest calls [subscription.RecordInterest], unless the cache has an interest that still lasts for most of the log's retention.
+// recordInterest calls [subscription.RecordInterest], except if the cache has an interest that still lasts for most of the log's
+// retention.
 func (ts *Tails) recordInterest(ctx context.Context, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	key := workspace + "#" + p.Key
 	now := ts.Log.Time()

@@ -10,7 +10,7 @@ import (
 // (the tails) add these batches. If too many entries wait, the inbox ends the feed, so that a slow stream does not use unlimited memory.
 type inbox struct {
 	most load // the maximum load that may wait
-	// wake receives a value when there may be an entry to return, and when the feed has ended.
+	// wake receives a value when there may be an entry to return, and when the feed ends.
 	wake chan struct{}
 
 	mu      sync.Mutex
@@ -26,11 +26,11 @@ type inbox struct {
 	err        error           // the error that ended the feed, or nil
 }
 
-// offer adds a tail's batch to the inbox. A batch without entries normally does not wake the reader, because it only tells up to which
-// position (the floor) the tail has read its partition.
+// offer adds a tail's batch to the inbox. If too many entries wait, offer ends the feed. But while the feed is catching up on older
+// entries, offer drops the batch instead, and all further batches of the same partition. The feed then reads these entries from the log.
 //
-// If too many entries wait, offer ends the feed. But while the feed is catching up, offer drops the batch instead, and all further batches
-// of the same partition. The feed reads their entries from the log later.
+// A batch without entries normally does not wake the reader. It only tells up to which position (the floor) the tail has read its
+// partition.
 func (in *inbox) offer(b *batch) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -62,8 +62,8 @@ func (in *inbox) offer(b *batch) {
 	}
 }
 
-// addFloor adds a batch without entries, and replaces an earlier such batch of the same partition, because only the latest floor matters.
-// The caller holds in.mu.
+// addFloor adds a batch without entries. It replaces an earlier such batch of the same partition, because only the latest position
+// (floor) matters. The caller holds in.mu.
 func (in *inbox) addFloor(b *batch) {
 	n := len(in.batches)
 	for i := n - 1; i >= 0 && len(in.batches[i].entries) == 0; i-- {
@@ -84,7 +84,7 @@ func addTo(set *map[string]bool, name string) {
 	(*set)[name] = true
 }
 
-// arrivals is the content taken out of an inbox. Its fields are explained in [inbox].
+// arrivals is the content that was taken out of an inbox. Its fields are explained in [inbox].
 type arrivals struct {
 	batches       []*batch
 	missed, later map[string]bool
@@ -104,7 +104,7 @@ func (in *inbox) take() arrivals {
 }
 
 // takeMissed returns and forgets the names of the partitions with dropped batches. It also drops the waiting batches of these partitions,
-// because the feed will read their entries from the log.
+// because the feed will read the entries from the log.
 func (in *inbox) takeMissed() map[string]bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -140,8 +140,8 @@ func (in *inbox) takeFloors() (floors []*batch) {
 	return floors
 }
 
-// setTaken sets the load of the entries that the merge has taken from batches and not returned. readsPast says that sources still have
-// older entries to read from the log, and hasPast that the merge has such entries to return.
+// setTaken sets the load of the entries that the merge has taken from batches and the feed has not returned. The parameter readsPast says
+// that sources still have older entries to read from the log. The parameter hasPast says that the merge has such older entries to return.
 func (in *inbox) setTaken(taken load, readsPast, hasPast bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -155,7 +155,7 @@ func (in *inbox) startCatchUp() {
 	in.catchingUp = true
 }
 
-// hold sets whether batches without entries wake the reader. An entry that waits for other sources needs this, because such a batch may
+// hold sets whether batches without entries wake the reader. An entry that waits for other sources needs such batches, because they may
 // show that the other sources have no earlier entries.
 func (in *inbox) hold(held bool) {
 	in.mu.Lock()

@@ -20,19 +20,20 @@ import (
 // Request selects the events and notices of a feed, and where it starts.
 type Request struct {
 	Workspace string
-	// Principal is the reader. It matters only for events of backends, which the relay subscribes to on its behalf.
+	// Principal is the reader. It matters only for events of backends, to which the relay subscribes on the principal's behalf.
 	Principal string
 	Patterns  []match.Pattern // [Feed.Add] adds more
 	Topics    []string        // e.g. [TopicCatalog]
-	// Cursor resumes where another feed of the workspace ended. If it is empty, the feed starts at the end of the log.
+	// Cursor is the position at which another feed of the workspace ended, and after which this feed starts. If it is empty, the feed
+	// starts at the end of the log.
 	Cursor string
-	// TopicsAfter is the position after which the feed returns notices (see [eventlog.Log.Position]); 0 is the end of the log. If there is
-	// a cursor, the feed uses it instead, unless Sole is true.
+	// TopicsAfter is the position after which the feed returns notices (see [eventlog.Log.Position]); 0 is the end of the log. If the
+	// request has a cursor and Sole is false, the feed uses the cursor's position instead.
 	TopicsAfter int64
-	// MaxAge is the greatest age of the events after a cursor; 0 is no limit. Events may be older by up to [eventlog.Window].
+	// MaxAge is the maximum age of the events after a cursor; 0 is no limit. Events may be older by up to [eventlog.Window].
 	MaxAge time.Duration
-	// Sole says that the feed has a single pattern, and that the client will resume with the same pattern. A resumed feed then reads
-	// its topics from [Request.TopicsAfter] instead of the cursor, so it does not repeat notices.
+	// Sole says that the feed has a single pattern, and that the client will resume with the same pattern. A resumed feed then reads its
+	// topics from [Request.TopicsAfter] instead of the cursor, so that it does not repeat notices.
 	Sole bool
 	// Wants reports whether the feed returns an event; nil returns all events.
 	Wants func(*event.Event) bool
@@ -132,7 +133,8 @@ func (f *Feed) add(ctx context.Context, p match.Pattern, from func(eventlog.Part
 	return nil
 }
 
-// renewDemand returns a renewal that keeps the relay subscribed to a backend's events. It returns the zero renewal for other events.
+// renewDemand returns a renewal that keeps the relay subscribed to a backend's events. For events of this server, it returns the zero
+// renewal.
 func (f *Feed) renewDemand(p match.Pattern) renewal {
 	if catalog.BackendOf(p.Key) == "" {
 		return renewal{}
@@ -154,7 +156,7 @@ func (f *Feed) join(s *source, start int64, renew renewal) {
 	s.written, s.growing = t.written, t.lookBack == 0
 }
 
-// Remove ends the subscription to a pattern. The feed may still return events that match another of its patterns.
+// Remove ends the feed's subscription to a pattern. The feed may still return events that match another of its patterns.
 func (f *Feed) Remove(p match.Pattern) { f.remove(p.Key, false) }
 
 // Follow makes the feed return the notices of a topic, too, for example notices about changes of a subscription. It begins with the notices
@@ -176,9 +178,10 @@ func (f *Feed) remove(pattern string, topic bool) {
 	}
 }
 
-// startPosition returns where a reader with a cursor starts in a partition. truncated reports whether the reader misses events,
-// because the log no longer has them or they are older than maxAge. If writers stamp the keys, a cursor is up to
-// [eventlog.Window] older than the time at which it was given, so startPosition goes back that much more than maxAge.
+// startPosition returns where a reader with a cursor starts in a partition. The result truncated reports whether the reader misses
+// events, because the log no longer has them or they are older than maxAge. If writers choose the keys, a cursor's position is up to
+// [eventlog.Window] before the time at which the client got the cursor. So startPosition then allows events that are older than maxAge by
+// this much.
 func (ts *Tails) startPosition(c eventlog.Cursor, p eventlog.Partition, maxAge time.Duration) (start int64, truncated bool) {
 	floor := ts.Log.Oldest()
 	if maxAge > 0 {
@@ -187,12 +190,12 @@ func (ts *Tails) startPosition(c eventlog.Cursor, p eventlog.Partition, maxAge t
 	return ts.Log.StartPosition(c, ts.Sealer.PositionIn(c, p), floor)
 }
 
-// changeLag limits how long a reader may use the previous catalog after fanout has begun to use a changed one.
+// changeLag is how long a process may still use the previous catalog after fanout has begun to use a changed one.
 const changeLag = 2 * time.Minute
 
-// PositionAfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream. For an
-// unordered event type, the position is earlier by [changeLag]. The type may have just become unordered, and then fanout may have written
-// its events to other partitions for up to changeLag before this process learned of the change.
+// PositionAfterChange returns the position after which [Feed.Add] must read a pattern that a changed catalog adds to an open stream. For
+// an unordered event type, the position is earlier by [changeLag]. If the type has just become unordered, fanout may have written its
+// events to other partitions for up to changeLag before this process learned of the change.
 func (ts *Tails) PositionAfterChange(p match.Pattern) int64 {
 	after := ts.Log.Position() - time.Second.Microseconds()
 	if p.Unordered {
@@ -201,14 +204,15 @@ func (ts *Tails) PositionAfterChange(p match.Pattern) int64 {
 	return after
 }
 
-// The names of the topics follow. A topic is a sequence of notices within a workspace. The package that sends a topic's notices
-// defines their JSON.
+// The following functions and constants name topics. A topic is a sequence of notices within a workspace. The package that sends a
+// topic's notices defines their JSON.
 
-// TopicCatalog has a notice for each change of a workspace's event types or backends. [IsBackendsNotice] tells the two kinds apart.
+// TopicCatalog is the topic for changes of a workspace's event types and backends. [IsBackendsNotice] tells the two kinds of notices
+// apart.
 const TopicCatalog = "catalog"
 
-// topicPartitions returns the partitions of a topic. [TopicCatalog] has a second partition, for changes of the shared catalog, if the
-// workspace uses it.
+// topicPartitions returns the partitions of a topic. [TopicCatalog] has a second partition if the workspace uses the shared catalog
+// ([catalog.Shared]), for changes of that catalog.
 func (ts *Tails) topicPartitions(ctx context.Context, workspace, topic string) []eventlog.Partition {
 	out := []eventlog.Partition{eventlog.TopicPartition(workspace, topic)}
 	if topic == TopicCatalog && ts.Shares != nil && ts.Shares(ctx, workspace) {
@@ -225,11 +229,12 @@ func TopicPrincipal(principal string) string {
 // TopicSubscription returns the topic for changes of a subscription's state.
 func TopicSubscription(id string) string { return "subscription-" + id }
 
-// TopicSession returns the topic for changes that other requests make to the open stream of a session.
+// TopicSession returns the topic for changes that other requests of a session make to the session's open stream.
 func TopicSession(id string) string { return "session-" + id }
 
-// AnnounceBackends notifies the streams of a workspace that its backends or their settings changed. version is the version of
-// the new settings. It is part of the notice's id, so that readers treat the announcements of several processes as one.
+// AnnounceBackends notifies the streams of a workspace that its backends or their settings have changed. The parameter version is the
+// version of the new settings. It is part of the notice's id, so that readers get only one notice even if several processes announce the
+// change.
 func AnnounceBackends(ctx context.Context, log *eventlog.Log, workspace, version string) error {
 	notice, _ := json.Marshal(backendsNotice{version}) // cannot fail for a string
 	return log.NotifyAs(ctx, workspace, TopicCatalog, "backends-"+version, notice)
@@ -257,10 +262,10 @@ func AnnounceStored(log *eventlog.Log) func(context.Context, settings.Change) er
 	}
 }
 
-// TopicBackend returns the topic for notifications of a backend of the gateway.
+// TopicBackend returns the topic for notifications that a backend has sent to the gateway.
 func TopicBackend(name string) string { return "backend-" + name }
 
-// TopicConversation returns the topic for the contexts of conversation messages that a principal sends outside of sessions.
+// TopicConversation returns the topic for the context that providers return for a principal's conversation messages outside of sessions.
 func TopicConversation(principal string) string {
 	return "conversation-" + base64.RawURLEncoding.EncodeToString([]byte(principal))
 }

@@ -21,48 +21,48 @@ type PollRequest struct {
 	Pattern   match.Pattern
 	// Cursor comes from an earlier poll, stream or webhook of the same pattern. If empty, the poll begins at the end of the log.
 	Cursor string
-	// MaxAge limits the age of the events; 0 is no limit. Events may be older by up to [eventlog.Window].
+	// MaxAge is the maximum age of the events; 0 is no limit. Events may be older by up to [eventlog.Window].
 	MaxAge time.Duration
-	// Wants reports whether the poll returns an event; nil returns all.
+	// Wants reports whether the poll returns an event; nil returns all events.
 	Wants func(*event.Event) bool
-	// Most limits the number of events, and Bytes the total size of their payloads. The first event may be larger than Bytes.
+	// Most limits the number of events, and Bytes limits the total size of their payloads. The first event may be larger than Bytes.
 	Most, Bytes int
 }
 
 // Page is the result of a poll.
 type Page struct {
 	Events []*event.Event
-	// Cursor is the position after the events. A client can resume from it with a poll, stream or webhook, at any instance.
+	// Cursor is the position after the events. A client can resume from it with a poll, stream or webhook, in any process.
 	Cursor string
-	// Truncated reports that the log no longer has all events after the cursor, or that some of them cannot be read.
+	// Truncated reports that the log no longer has all events after the request's cursor, or that some of the events cannot be read.
 	Truncated bool
-	// More reports that there are more events now.
+	// More reports that the log already has further events after Cursor.
 	More bool
-	// Quiet is the time since a poll last returned events. The cursor carries this time from one poll to the next.
+	// Quiet is the time since a poll last returned events. Cursors carry this time from one poll to the next.
 	Quiet time.Duration
 }
 
-// Limits on the events that one poll examines, and on their payloads, including the events that it drops.
+// These constants limit the events that one poll examines, and their payloads. Events that the poll drops count too.
 const (
 	maxExamined      = 2000
 	maxExaminedBytes = 8 << 20
 )
 
 // maxOpen limits how many entries from the last few seconds ([eventlog.Window]) a poll may return, because the cursor must name each of
-// them by a hash. maxOpen leaves one of the [eventlog.MaxSent] hashes free for each shard. If the last returned entry of a shard has the
-// same key as the first entry that waits for the next poll, the cursor must name it, too.
+// them by a hash. A cursor has room for [eventlog.MaxSent] hashes. maxOpen leaves one of them free per shard, for a last entry with the
+// same key as the first entry that waits for the next poll.
 const maxOpen = eventlog.MaxSent - eventlog.Shards
 
-// Poll reads the events after a cursor once. It needs no tail and keeps no state.
+// Poll reads the events after a cursor once, and keeps no state. It merges the events of several partitions by their keys, so that the
+// new cursor can be one position for all of them.
 //
-// Poll merges the events of several partitions by their keys, so that the cursor can be one position for all of them. That
-// position must not pass an event that is committed to a partition after Poll has read it. So before the first read, Poll asks
-// for the log's settled position, up to which no more keys are committed. If keys are exact, it reads only up to there. If
-// writers stamp the keys, it also reads the events of the last few seconds ([eventlog.Window]), but the cursor stays before
-// them and names the returned ones. An event for which the cursor has no room waits until it is older than the window.
+// The new cursor must not pass an event that is committed to a partition after Poll has read the partition. So Poll first asks for the
+// log's settled position, up to which no more keys are committed. If the store chooses the keys, Poll reads only up to there. If writers
+// choose the keys, it also reads the events of the last few seconds ([eventlog.Window]), but the cursor stays before them and names the
+// returned ones. An event for which the cursor has no room waits until it is older than the window.
 //
-// Poll stops before an item that a later release wrote. The cursor then has a separate position for that partition, so the
-// other partitions continue. The client gets the rest of the partition when that release answers its poll.
+// Poll stops before an item that a later release of the server wrote, but continues in other partitions. So the cursor has a separate
+// position for the item's partition. The client gets the rest of this partition from a server of that release.
 func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 	if err := ts.Demand.Want(ctx, r.Workspace, r.Principal, r.Pattern.Key); err != nil {
 		return nil, err
@@ -141,8 +141,8 @@ type poll struct {
 	events  []*event.Event
 	bytes   int
 	seen    map[string]bool // the ids of the entries that this poll has read and that the client gets or already has
-	// resume has the entries that earlier polls returned although they are after the position of the request's cursor. The cursor names
-	// them by their hashes. The other fields of an entry are set when this poll reads it.
+	// resume has the entries after the cursor's position that earlier polls already returned. The cursor names them by their hashes. The
+	// other fields of such an entry are set when this poll reads it.
 	resume        map[uint64]sentEntry
 	sent          []sentEntry // the entries that this poll returns; empty if exact is true
 	open          int         // how many entries the next cursor may have to name
@@ -159,7 +159,7 @@ type sentEntry struct {
 	from *pollReader // nil until this poll has read the entry
 }
 
-// pollReader reads one partition ahead.
+// pollReader reads the entries of one partition ahead.
 type pollReader struct {
 	part  eventlog.Partition
 	limit int
@@ -198,9 +198,9 @@ func (p *poll) join() {
 	}
 }
 
-// endCursor returns a cursor that skips all entries of the log. If keys are exact, the cursor is at the last entry. Otherwise the cursor
-// is at [eventlog.Log.Position]. Some entries may have later keys, for example because a writer's clock was set back, so the cursor also
-// contains their hashes.
+// endCursor returns a cursor that skips all entries of the log. If keys grow in commit order, the cursor is at the last entry. Otherwise
+// the cursor is at [eventlog.Log.Position], and also has the hashes of the entries with later keys. Keys are later, for example, if a
+// writer's clock was set back.
 func (p *poll) endCursor(ctx context.Context) (c eventlog.Cursor, err error) {
 	log, r := p.tails.Log, p.request
 	p.start = log.Position()
@@ -237,7 +237,7 @@ func (p *poll) readAll(ctx context.Context) error {
 	return all.Wait()
 }
 
-// read fills the page with entries in the order of their keys, until it reaches a limit or the end.
+// read fills the page with entries in the order of their keys, until it reaches a limit or the end of the log.
 func (p *poll) read(ctx context.Context) error {
 	if err := p.readAll(ctx); err != nil {
 		return err

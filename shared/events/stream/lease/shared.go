@@ -1,14 +1,14 @@
 // Package lease limits the open streams of clients, for each principal and for the fleet (all processes of the deployment).
 //
-// A new stream beyond a limit ends its principal's oldest stream. If the new stream were refused instead, a client could lock itself out,
-// because the server may not notice that the client has left its earlier streams. If the fleet is full, a principal without streams is
-// refused.
+// A new stream beyond a limit ends its principal's oldest stream. If the server refused the new stream instead, a client could lock
+// itself out, because the server may not notice that the client has left its earlier streams. If the fleet is full, a principal without
+// streams is refused.
 //
-// [Local] counts the streams of one process, and is exact. [Shared] keeps a lease for each stream in the store, for instances that start
-// and stop at any time. There, a stream learns at its next check that another stream has replaced it.
+// [Local] counts the streams of one process, and is exact. [Shared] stores a lease for each stream, because processes start and stop at
+// any time. There, a stream learns at its next check that another stream has replaced it.
 //
-// Both have a method Take. Its caller passes a function superseded, which is called once if another stream replaces the stream, and must
-// call the returned function release once.
+// Both have a method Take. Its caller passes a function superseded, which is called once if another stream replaces the stream. The
+// caller must call the returned function release once.
 package lease
 
 import (
@@ -30,17 +30,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Shared limits the streams of all processes that share a store. Each open stream holds a lease, which is an item of the store that
-// the stream renews. A stream whose item is deleted ends.
+// Shared limits the streams of all processes that share a store. Each open stream holds a lease, which is an item of the store that the
+// stream renews. A stream whose item is deleted ends.
 //
-// A principal's leases are in one partition, ordered by the time at which their streams were opened. A new stream beyond the
-// principal's quota deletes a lease that was not renewed in time, whose stream must have died, or otherwise the oldest lease.
+// A principal's leases are in one partition, ordered by the time at which their streams were opened. A new stream beyond the principal's
+// quota deletes a lease. It prefers a lease that was not renewed in time, because its stream must have died, and otherwise chooses the
+// oldest lease.
 //
 // A counter limits the streams of the whole fleet. At the limit, a new stream deletes its principal's oldest lease and starts
-// immediately, while the old stream runs until its next check. Otherwise a client that reconnects would have to wait until its
-// abandoned streams reach their maximum age, because Lambda does not report that a client has disconnected. [Shared.maxHandovers] limits
-// such additional streams. A new counter begins after each period of [Shared.Life], and only the current and the previous counter
-// matter, so the streams of a killed instance stop counting after two periods.
+// immediately, while the old stream runs until its next check. Otherwise a client that reconnects would have to wait until its abandoned
+// streams reach their maximum age, because Lambda does not report that a client has disconnected. [Shared.maxHandovers] limits such
+// additional streams.
+//
+// A new counter begins after each period of [Shared.Life], and only the current and the previous counter are used. So the streams of a
+// killed process stop counting after two periods.
 type Shared struct {
 	DB  store.DB
 	Max Max
@@ -59,9 +62,9 @@ func (s *Shared) log() *slog.Logger { return cmp.Or(s.Log, slog.Default()) }
 
 const (
 	countStreams = "n"
-	// releaseTime is how long the release of a lease may take after the stream has ended.
+	// releaseTime limits how long the removal of a lease from the store may take after its stream has ended.
 	releaseTime = 2 * time.Second
-	// retryAfter is the pause after a renewal that failed.
+	// retryAfter is the pause after a failed renewal of a lease.
 	retryAfter = 5 * time.Second
 )
 
@@ -80,9 +83,11 @@ func periodKey(period int64) store.Key {
 
 func (s *Shared) now() time.Time { return periodic.Clock(s.Now)() }
 
-// Take takes a lease for a stream. The caller must call release when the stream ends. Take deletes the principal's oldest lease
-// if the principal has too many streams or the fleet is full. The error is of kind Unavailable, with the limit, if the fleet is
-// full and the principal has no stream to replace. If a later stream replaces this one, the function superseded is called.
+// Take takes a lease for a stream. The caller must call release when the stream ends. If a later stream replaces this one, the function
+// superseded is called.
+//
+// Take deletes the principal's oldest lease if the principal has too many streams or the fleet is full. If the fleet is full and the
+// principal has no stream to replace, Take returns an error of kind Unavailable, which names the limit.
 func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error) {
 	leave, replaces, err := s.enter(ctx, p)
 	if err != nil || p.Anonymous && s.Fleet == 0 {
@@ -110,13 +115,13 @@ func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) 
 	}, nil
 }
 
-// nextLease returns the lease own as its next renewal writes it. Its version is the time of the renewal in milliseconds since 1970.
+// nextLease returns the item that renews the lease own now. Its version is the time of the renewal in milliseconds since 1970.
 func (s *Shared) nextLease(own store.Item) store.Item {
 	own.Version = s.now().UnixMilli()
 	return own
 }
 
-// isOverdue reports whether a lease was not renewed in time. It allows time for one retry.
+// isOverdue reports whether a lease was not renewed in time. It allows time for one retry of the renewal.
 func (s *Shared) isOverdue(it store.Item) bool {
 	return s.now().Sub(time.UnixMilli(it.Version)) > s.check()+retryAfter
 }
@@ -154,11 +159,12 @@ func (s *Shared) placeLease(ctx context.Context, own store.Item, maxLeases int, 
 }
 
 // maxHandovers returns how many streams may run beyond the fleet's limit while the streams that they replace are ending. Fleet is four
-// fifths of the endpoint's concurrency, and the last fifth is for calls. maxHandovers is half of that fifth, i.e. an eighth of Fleet.
+// fifths of the endpoint's concurrency, and the last fifth is for calls. maxHandovers is half of that fifth, which is an eighth of Fleet.
 func (s *Shared) maxHandovers() int64 { return max(1, s.Fleet/8) }
 
-// enter adds a stream to the fleet's counter, and returns leave, which removes the stream from the counter. If the fleet is full and the
-// principal has a stream that the new one can replace, enter adds the new stream beyond the limit and returns true for replaces.
+// enter adds a stream to the fleet's counter, and returns the function leave, which removes the stream from the counter. If the fleet is
+// full and the principal has a stream that the new one can replace, enter adds the new stream beyond the limit, and the result replaces
+// is true.
 func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), replaces bool, err error) {
 	if s.Fleet == 0 {
 		return func() {}, false, nil
@@ -203,8 +209,8 @@ func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), rep
 	return func() { s.tidy("count", count(-1, nil)) }, replaces, nil
 }
 
-// hasStream reports whether a principal has a stream that another could replace. It may have to read several pages, because a page may
-// have only expired leases.
+// hasStream reports whether a principal has a stream that a new one could replace. It may have to read several pages, because all leases
+// on a page may have expired.
 func (s *Shared) hasStream(ctx context.Context, p auth.Principal) (bool, error) {
 	q := store.Query{Table: store.Sessions, Partition: principalKey(p, "").Partition}
 	for {
@@ -216,7 +222,8 @@ func (s *Shared) hasStream(ctx context.Context, p auth.Principal) (bool, error) 
 	}
 }
 
-// watch renews a lease until stop is called. If the lease was deleted, it calls superseded. If the store fails, it tries again.
+// watch renews a lease until stop is called. If the lease was deleted, it calls superseded. If a write fails for another reason, it tries
+// again.
 func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var mu sync.Mutex
@@ -248,7 +255,8 @@ func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 	}
 }
 
-// tidy removes an ended stream's lease or count from the store. It only logs an error, because leases and counters also expire.
+// tidy makes the write op, which removes an ended stream's lease or count from the store. It only logs an error, because leases and
+// counters also expire.
 func (s *Shared) tidy(what string, op store.Op) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTime)
 	defer cancel()
@@ -257,7 +265,7 @@ func (s *Shared) tidy(what string, op store.Op) {
 	}
 }
 
-// Local gives leases to the streams of one process.
+// Local limits the streams of one process, without a store.
 type Local struct {
 	limit Max
 
@@ -268,8 +276,8 @@ type Local struct {
 // Max returns how many streams a principal may have open.
 type Max func(ctx context.Context, p auth.Principal) int
 
-// NewLocal returns a Local whose limit for each principal is the result of the function limit. It does not limit anonymous callers,
-// because it cannot tell them apart.
+// NewLocal returns a Local. The function limit returns how many streams a principal may have open. Anonymous callers have no limit,
+// because Local cannot tell them apart.
 func NewLocal(limit Max) *Local {
 	return &Local{limit: limit, open: map[string]*list.List{}}
 }
