@@ -1,4 +1,4 @@
-// Package demand records which events of backends are wanted, so that the relay subscribes at the backends for them.
+// Package demand records which events of backends clients want, so that the relay subscribes to them at the backends.
 //
 //	stream, poll, webhook ──[Registry.Want]──▶ [sessions] ──[Registry.ListWanted]──▶ relay
 //	          ▲                                    │
@@ -6,9 +6,9 @@
 //
 // A demand is for one URI, which names the backend, the event type and the arguments (see package catalog). Equal demands of several
 // clients lead to one subscription at the backend. The demand of a stream or a poll lasts for [keep] and is renewed; the demand of a
-// webhook subscription lasts as long as the subscription. The package also keeps the backend's cursors.
+// webhook subscription lasts as long as the subscription. The package also stores the backend's cursors.
 //
-// [Hooks] has the subscriptions at backends that deliver by webhook only.
+// [Hooks] manages the subscriptions at backends that deliver only by webhook.
 //
 // Continue in shared/gateway/relay, which subscribes at the backends, and in shared/events/demand/intake, which accepts their events.
 package demand
@@ -38,28 +38,29 @@ import (
 )
 
 const (
-	// keep is how long a demand lasts after its last renewal. It is longer than the time between two polls of a client.
+	// keep is how long a demand, which records that a client wants a backend's events, lasts after its last renewal. It is longer than
+	// the time between two polls of a client.
 	keep = 10 * time.Minute
 	// RenewEvery is how often the demand of an open stream is renewed.
 	RenewEvery = keep / 4
-	// maxWanted limits the demands of a principal at one backend.
+	// maxWanted limits how many URIs of one backend a principal may want events of.
 	maxWanted = 200
-	// lookEvery is how often a waiting client checks whether the relay has subscribed.
+	// lookEvery is how often a waiting client's request checks whether the relay has subscribed at the backend.
 	lookEvery = 50 * time.Millisecond
-	// refusedFor is how long a refusal of a backend is remembered. Meanwhile, clients get the backend's error without another attempt to
-	// subscribe.
+	// refusedFor is how long a backend's refusal of a subscription is remembered. Meanwhile, clients get the backend's error without
+	// another attempt to subscribe.
 	refusedFor = 30 * time.Second
 	// unused is how long this package's items stay in the store if no relay removes them.
 	unused = 30 * 24 * time.Hour
 )
 
-// Registry records demands. It is safe for concurrent use.
+// Registry records demands, which say that a principal wants a backend's events. It is safe for concurrent use.
 type Registry struct {
 	DB store.DB
-	// Start limits how long a client waits until the relay has subscribed; 0 means 3 s. If the relay takes longer, the client may miss the
-	// first events.
+	// Start limits how long a client waits until the relay has subscribed at the backend; 0 means 3 s. If the relay takes longer, the
+	// client may miss the first events.
 	Start time.Duration
-	// Key returns the key with which callers' tokens are encrypted. It may be nil in processes that handle no such tokens.
+	// Key returns the key with which callers' access tokens are encrypted. It may be nil in processes that handle no such tokens.
 	Key func(ctx context.Context) ([]byte, error)
 
 	renewed bounded.Map[renewal, time.Time] // when this process last renewed a demand
@@ -68,7 +69,7 @@ type Registry struct {
 	awake chan struct{} // closed when the next demand is recorded
 }
 
-// renewal identifies a demand and the token with which it was renewed.
+// renewal identifies a demand and the caller's access token with which it was renewed.
 type renewal struct {
 	key   store.Key
 	token string // the hash of the caller's token
@@ -111,12 +112,12 @@ func stateKey(workspace, uri, what string) store.Key {
 
 const untilCount = "until"
 
-// Want records that a principal wants the events of a URI, and waits until the relay has subscribed at the backend, for a few
-// seconds at most. It returns an error if the backend refuses the subscription, or if the principal already has [maxWanted]
-// demands.
+// Want records that a principal wants the events of a URI, and waits a few seconds at most until the relay has subscribed at the backend.
+// It returns an error if the backend refuses the subscription, or if the principal already has [maxWanted] demands. For a URI that
+// belongs to no backend, and for a nil registry, Want does nothing.
 //
-// For a backend that acts for its callers, the context has the caller's token, see [auth.WithToken]. For a URI that belongs to no
-// backend, and for a nil registry, Want does nothing.
+// Some backends need the token of the caller that wants the events. For their URIs, the context must have this token, see
+// [auth.WithToken].
 func (r *Registry) Want(ctx context.Context, workspace, principal, uri string) error {
 	if r == nil || catalog.BackendOf(uri) == "" {
 		return nil
@@ -172,8 +173,8 @@ func item(key store.Key, value []byte, now time.Time) store.Item {
 	}
 }
 
-// checkLimit returns an error if a new demand would be one too many ([maxWanted]) for its principal at the backend. key is the new
-// demand's key.
+// checkLimit returns an error if a new demand would exceed its principal's limit of demands at the backend ([maxWanted]). The parameter
+// key is the new demand's key.
 func (r *Registry) checkLimit(ctx context.Context, key store.Key) error {
 	prefix, _, _ := strings.Cut(key.Sort, "#")
 	q, n := queryOf(key.Partition, prefix), 0
@@ -192,27 +193,28 @@ func (r *Registry) checkLimit(ctx context.Context, key store.Key) error {
 	return nil
 }
 
-// EachOf calls visit with the key of each demand of a principal for events of a backend. Package erase deletes these demands, because they
-// may contain the principal's token. When a demand is deleted, the relay ends the subscription at the backend.
+// EachOf calls visit with the key of each of a principal's demands for events of a backend. Package erase deletes these demands, because
+// they may contain the principal's token. When a demand is deleted, the relay ends the subscription at the backend.
 func EachOf(ctx context.Context, db store.DB, workspace, backend, principal string, visit func(store.Key) error) error {
 	q := queryOf(partition(workspace, backend), catalog.CallerID(principal))
 	return store.EachOf(ctx, db, q, "list the demands of a principal", func(it *store.Item) error { return visit(it.Key) })
 }
 
-// queryOf returns the query for one caller's demands at a backend.
+// queryOf returns the query for one caller's demands for events of a backend. The parameter partition has the demands of all callers.
 func queryOf(partition, caller string) store.Query {
 	return store.Query{Table: store.Sessions, Partition: partition, After: caller + "#", Until: caller + "#~"}
 }
 
-// uriOf returns the URI of a demand. In the demand's value, a line break and the encrypted token may follow the URI.
+// uriOf returns the URI of the demand that an item stores. In the item's value, a line break and the encrypted token may follow the URI.
 func uriOf(it *store.Item) string {
 	uri, _, _ := strings.Cut(string(it.Value), "\n")
 	return uri
 }
 
-// await waits until the relay has subscribed or has recorded an error. If the demand has got a new token, the parameter before is the
-// state from before this change, and await ignores an error that this state already has. After the time [Registry.Start], await returns
-// nil.
+// await waits until the relay has subscribed at the backend or has recorded an error. After the time [Registry.Start], await returns nil.
+//
+// If the demand has a new token, an error may still be from the attempt with the previous token. So await ignores an error that is
+// already in the parameter before, which is the state before the change of the token.
 func (r *Registry) await(ctx context.Context, workspace, uri string, before State) error {
 	r.wake()
 	for end := time.Now().Add(cmp.Or(r.Start, 3*time.Second)); ; {
@@ -240,13 +242,13 @@ func (r *Registry) await(ctx context.Context, workspace, uri string, before Stat
 // State is the state of a subscription at a backend.
 type State struct {
 	Active bool `json:"active,omitempty"`
-	// Error is the reason why the backend refused the subscription. Unknown means that the backend lacks the event type.
+	// Error is the reason why the backend refused the subscription. Unknown means that the backend does not have the event type.
 	Error   string `json:"error,omitempty"`
 	Unknown bool   `json:"unknown,omitempty"`
 	At      int64  `json:"at,omitempty"` // when the error happened, in microseconds since 1970
 }
 
-// LoadState returns the state of the subscription for a URI, which is zero before the relay has subscribed.
+// LoadState returns the state of the subscription to a URI at its backend. It is zero before the relay has subscribed.
 func (r *Registry) LoadState(ctx context.Context, workspace, uri string) (s State, err error) {
 	it, err := store.One(ctx, r.DB, stateKey(workspace, uri, "state"), "read the state of a subscription at a backend")
 	if it != nil && json.Unmarshal(it.Value, &s) != nil {
@@ -255,7 +257,7 @@ func (r *Registry) LoadState(ctx context.Context, workspace, uri string) (s Stat
 	return s, err
 }
 
-// SetState records the state of the subscription for a URI.
+// SetState records the state of the subscription to a URI at its backend.
 func (r *Registry) SetState(ctx context.Context, workspace, uri string, s State) error {
 	if s.Error != "" {
 		s.At = time.Now().UnixMicro()
@@ -268,14 +270,14 @@ func (r *Registry) SetState(ctx context.Context, workspace, uri string, s State)
 	return fault.Wrap(fault.Unavailable, r.DB.Write(ctx, store.Put(it)), "record the state of a subscription at a backend")
 }
 
-// Forget removes the state, the cursor and the restart request of a subscription that has ended.
+// Forget removes the state, the cursor and the restart request of a subscription at a backend that has ended.
 func (r *Registry) Forget(ctx context.Context, workspace, uri string) error {
 	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(ctx, store.Delete(stateKey(workspace, uri, "state")), store.Delete(stateKey(workspace, uri, "cursor")),
 		store.Delete(restartKey(workspace, uri))), "forget a subscription at a backend")
 }
 
-// ListWanted returns the URIs that are wanted from a backend, each with the hashes of the principals that want it. It deletes the demands
-// that were not renewed in time. But if the URI of such a demand has webhook subscriptions, it renews the demand.
+// ListWanted returns the URIs of a backend whose events are wanted, each with the hashes of the principals that want them. It deletes the
+// demands that were not renewed in time. But if webhook subscriptions have the URI of such a demand, ListWanted renews the demand.
 func (r *Registry) ListWanted(ctx context.Context, workspace, backend string) (map[string][]string, error) {
 	wanted := map[string][]string{}
 	add := func(it *store.Item) {
@@ -302,8 +304,8 @@ func (r *Registry) ListWanted(ctx context.Context, workspace, backend string) (m
 		if err != nil {
 			return nil, err
 		}
-		// A webhook subscriber records its demand before its subscription. So if there is a new subscription that we do not see yet, its demand
-		// already has a newer version, and this deletion fails.
+		// A webhook subscriber records its demand before its subscription. So if there is a new subscription that the read above has
+		// missed, its demand already has a newer version, and this deletion fails.
 		op := store.Delete(lapsed[i].Key, store.VersionIs(lapsed[i].Version))
 		if subscription.HeaderCount(header) > 0 {
 			add(&lapsed[i])
@@ -319,7 +321,7 @@ func (r *Registry) ListWanted(ctx context.Context, workspace, backend string) (m
 	return wanted, nil
 }
 
-// Cursor keeps the backend's cursor of one subscription. It implements the interface client.Store.
+// Cursor stores the cursor that a backend has sent for one subscription. It implements the interface client.Store.
 type Cursor struct {
 	DB             store.DB
 	Workspace, URI string
@@ -350,8 +352,8 @@ func cursorItem(workspace, uri, cursor string) store.Item {
 	return store.Item{Key: stateKey(workspace, uri, "cursor"), Value: []byte(cursor), Expires: time.Now().Add(unused)}
 }
 
-// seenFor is how long [Registry.WasSeen] knows an event. It is longer than five minutes, after which the events queue no longer drops
-// repetitions.
+// seenFor is how long [Registry.WasSeen] recognizes an event. It is longer than five minutes, after which the events queue no longer
+// drops repeated events.
 const seenFor = 24 * time.Hour
 
 func seenKey(workspace, uri, id string) store.Key { return stateKey(workspace, uri, "seen#"+id) }
@@ -363,12 +365,12 @@ func (r *Registry) WasSeen(ctx context.Context, workspace, uri, id string) (bool
 }
 
 // MarkSeen records a published event or gap for [Registry.WasSeen]. If the process dies between publishing an event and MarkSeen, the
-// backend may send the event again. The events queue then drops the repeated event. It does not drop a repeated gap.
+// backend may send the event again. The events queue then drops a repeated event, but not a repeated gap.
 func (r *Registry) MarkSeen(ctx context.Context, workspace, uri, id string) error {
 	return markSeen(ctx, r.DB, workspace, uri, id)
 }
 
-// MarkSeenUnhurried remembers an event like [Registry.MarkSeen], but does not wait for the write; see [store.Unhurried].
+// MarkSeenUnhurried does the same as [Registry.MarkSeen], but does not wait for the write; see [store.Unhurried].
 func (r *Registry) MarkSeenUnhurried(ctx context.Context, workspace, uri, id string) error {
 	return markSeen(ctx, store.Unhurried(r.DB), workspace, uri, id)
 }
@@ -378,48 +380,52 @@ func markSeen(ctx context.Context, db store.DB, workspace, uri, id string) error
 	return fault.Wrap(fault.Unavailable, db.WriteAll(ctx, store.Put(it)), "remember an event of a backend")
 }
 
-// Hooks manages the webhook subscriptions at backends. The relay creates them, and the publish role receives their webhooks. The URL of a
-// webhook ends with a token. Tokens and secrets are derived from a key of the deployment, so that another relay that takes a backend over
-// continues the same subscription. A token consists of an id and its MAC, so that the server can refuse a guessed token without reading
-// the store.
+// Hooks manages the webhook subscriptions at backends. The relay creates them, and the processes that serve publishers receive their
+// webhooks.
+//
+// The URL of a webhook ends with a token, which consists of an id and its MAC. So the server can refuse a guessed token without reading
+// the store. Tokens and secrets are derived from a key of the deployment, so that another relay that takes over a backend continues the
+// same subscription.
 type Hooks struct {
 	DB store.DB
-	// Base is the URL of this server as backends reach it, without a path. Without it, the relay creates no subscriptions.
+	// Base is the URL of this server as backends reach it, without a path. If it is empty, the relay creates no webhook subscriptions.
 	Base string
 	// Key returns the deployment's key, from which the tokens and secrets are derived.
 	Key func(ctx context.Context) ([]byte, error)
 }
 
-// HookPath is the path at which webhooks of backends arrive, followed by a token. It differs from the paths of webhook sources, because
-// the names of sources do not begin with a tilde.
+// HookPath is the path at which webhooks of backends arrive, followed by a token. It differs from the paths of other webhook sources,
+// because their names do not begin with a tilde.
 const HookPath = "/sources/~backends/"
 
 // Hook is a webhook subscription at a backend.
 type Hook struct {
 	Workspace string `json:"workspace"`
 	URI       string `json:"uri"`
-	// Days are the days since 1970 whose secrets are valid, the newest first. Each day has its own secret, which the first refresh on that
-	// day adds.
+	// Days are the days since 1970 whose secrets are valid, the newest first. Each day has its own secret, which the first refresh of the
+	// subscription on that day adds.
 	Days []int64 `json:"days"`
-	// ID is the backend's id of the subscription, and Until the end of its lifetime in seconds since 1970, or 0 if it is unlimited.
+	// ID is the id that the backend gave the subscription. Until is the end of the subscription's lifetime in seconds since 1970, or 0 if
+	// it is unlimited.
 	ID    string `json:"id,omitempty"`
 	Until int64  `json:"until,omitempty"`
 
 	Secrets []string `json:"-"`
 }
 
-// maxDays is the maximum number of secrets: the newest, the previous one, and one more, because a refresh may have got no response.
+// maxDays is the maximum number of valid secrets. The backend may use the newest secret, or the previous one if it has not got the
+// newest. There is one more because the response to a refresh may have been lost.
 const maxDays = 3
 
-// hookID returns our id of the webhook subscription for a URI, with which the token begins.
+// hookID returns this server's id of the webhook subscription to a URI. The token in the webhook's URL begins with it.
 func hookID(workspace, uri string) string { return hash(workspace + "\n" + uri) }
 
 func hookKey(id string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "eh#" + id, Sort: "hook"}
 }
 
-// derive returns a secret for an id and a purpose, e.g. "token". Only this deployment can compute it, because it depends on the
-// deployment's key.
+// derive returns a secret for an id and a purpose, for example "token". Only this deployment can compute the secret, because it depends
+// on the deployment's key.
 func (h *Hooks) derive(ctx context.Context, purpose, id string) ([]byte, error) {
 	key, err := h.Key(ctx)
 	if err != nil {
@@ -446,7 +452,8 @@ func (h *Hooks) URL(ctx context.Context, workspace, uri string) (string, error) 
 	return strings.TrimSuffix(h.Base, "/") + HookPath + id + code, err
 }
 
-// tokenCode returns the second half of a token, a MAC of the first half. It proves that this deployment made the token.
+// tokenCode returns the second half of the token in a webhook's URL. It is a MAC of the first half, which is the id, and proves that this
+// deployment made the token.
 func (h *Hooks) tokenCode(ctx context.Context, id string) (string, error) {
 	mac, err := h.derive(ctx, "token", id)
 	if err != nil {
@@ -455,7 +462,8 @@ func (h *Hooks) tokenCode(ctx context.Context, id string) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(mac[:16]), nil
 }
 
-// Find returns the subscription to which a token belongs. For an unknown token, it returns an error of kind NotFound.
+// Find returns the subscription to which the token in a webhook's URL belongs. For an unknown token, it returns an error of kind
+// NotFound.
 func (h *Hooks) Find(ctx context.Context, token string) (*Hook, error) {
 	unknown := fault.New(fault.NotFound, "there is no subscription at this path")
 	const size = 22 // characters of 16 bytes in base64url
@@ -502,8 +510,8 @@ func (h *Hooks) write(ctx context.Context, id string, to Hook) error {
 	return fault.Wrap(fault.Unavailable, h.DB.Write(ctx, store.Put(it)), "record a webhook subscription at a backend")
 }
 
-// Secret returns the secret with which to register or refresh the subscription for a URI. [Hooks.Find] then returns this secret,
-// too. Only the relay that holds the backend's lease may call Secret.
+// Secret returns the secret with which to register or refresh the subscription to a URI at the backend. [Hooks.Find] then returns this
+// secret, too. Only the relay that holds the backend's lease may call Secret.
 func (h *Hooks) Secret(ctx context.Context, workspace, uri string) (string, error) {
 	id, today := hookID(workspace, uri), time.Now().Unix()/(24*60*60)
 	hook, err := h.read(ctx, id)
@@ -522,9 +530,9 @@ func (h *Hooks) Secret(ctx context.Context, workspace, uri string) (string, erro
 	return h.deriveSecret(ctx, id, hook.Days[0])
 }
 
-// RecordAccepted records that the backend has accepted a registration or refresh. subscription is the backend's id of the
-// subscription, and until is the end of the subscription's lifetime, or zero if it is unlimited. fresh reports whether the
-// subscription is new at the backend, so that events may be missing.
+// RecordAccepted records that the backend has accepted a registration or refresh. The parameter subscription is the backend's id of the
+// subscription. The parameter until is the end of the subscription's lifetime, or zero if it is unlimited. The result fresh reports
+// whether the subscription is new at the backend, so that events may be missing.
 func (h *Hooks) RecordAccepted(ctx context.Context, workspace, uri, subscription string, until time.Time) (fresh bool, err error) {
 	id := hookID(workspace, uri)
 	hook, err := h.read(ctx, id)
@@ -540,27 +548,28 @@ func (h *Hooks) RecordAccepted(ctx context.Context, workspace, uri, subscription
 	return fresh, h.write(ctx, id, *hook)
 }
 
-// Remove removes the subscription for a URI, so that its URL and secrets are no longer valid.
+// Remove removes the webhook subscription to a URI, so that its webhook URL and secrets are no longer valid.
 func (h *Hooks) Remove(ctx context.Context, workspace, uri string) error {
 	return fault.Wrap(fault.Unavailable, h.DB.Write(ctx, store.Delete(hookKey(hookID(workspace, uri)))), "remove a webhook subscription at a backend")
 }
 
-// Restart asks the relay to subscribe again, because the backend has ended the subscription or stopped delivering.
+// Restart is a request to the relay to subscribe to a URI again, because the backend has ended the subscription or stopped delivering.
 type Restart struct {
 	URI string `json:"uri"`
-	// Cursor is where the backend should continue. It is empty if the backend named none.
+	// Cursor is where the backend should continue. It is empty if the backend sent no cursor.
 	Cursor string `json:"cursor,omitempty"`
 }
 
 // restartKey returns the key of the request for a restart. Its sort key begins with "!", so that one query finds all restarts of a
-// backend. The other sort keys of the partition begin with a hash, i.e. with a letter, a digit, - or _.
+// backend. The other sort keys of the partition begin with a hash in base64url, which has no "!".
 func restartKey(workspace, uri string) store.Key {
 	key := stateKey(workspace, uri, "restart")
 	key.Sort = "!" + key.Sort
 	return key
 }
 
-// RequestRestart asks the relay to subscribe again. If there is already a request, RequestRestart keeps it, because its cursor is earlier.
+// RequestRestart asks the relay to subscribe to a URI again. If there is already a request for the URI, RequestRestart keeps it, because
+// its cursor is earlier.
 func (r *Registry) RequestRestart(ctx context.Context, workspace string, restart Restart) error {
 	if len(restart.Cursor) > maxCursor {
 		return fault.New(fault.Invalid, "the backend's cursor has %d bytes (allowed: %d)", len(restart.Cursor), maxCursor)
@@ -574,7 +583,7 @@ func (r *Registry) RequestRestart(ctx context.Context, workspace string, restart
 	return fault.Wrap(fault.Unavailable, err, "ask for another subscription at a backend")
 }
 
-// ListRestarts returns the restarts that were requested for a backend's subscriptions. The relay removes each with
+// ListRestarts returns the restarts that were requested for the subscriptions at a backend. The relay removes each with
 // [Registry.FinishRestart].
 func (r *Registry) ListRestarts(ctx context.Context, workspace, backend string) (all []Restart, err error) {
 	q := store.Query{Table: store.Sessions, Partition: statePartition(workspace, backend), After: "!", Until: "\""}

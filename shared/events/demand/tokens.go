@@ -15,9 +15,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Some backends act for their callers (see package catalog). The relay subscribes there with the token of the principal that wants the
-// events. So the demand contains this token, encrypted with a key that is derived from the deployment's key. Removing the demand also
-// removes the token.
+// Some backends need the token of the caller that wants their events (see package catalog). The relay subscribes there with this token.
+// So the demand contains the token, encrypted with a key that is derived from the deployment's key. Removing the demand also removes the
+// token.
 
 const maxToken = 16 << 10 // bytes of the Authorization header that contains the token
 
@@ -32,9 +32,9 @@ func (r *Registry) cipher(ctx context.Context) (cipher.AEAD, error) {
 	return opaque.NewCipher(secret, "mcpevents callers' tokens")
 }
 
-// chooseToken returns the new value of a demand. It contains the caller's token t or, if the token in the stored item had is valid for
-// longer, the stored token. replaced reports whether the value has another token than the stored item. Without any valid token, the error
-// is of kind Unauthenticated.
+// chooseToken returns the new value of a demand. The value contains the caller's token t or, if it is valid for longer, the token in the
+// stored item had. The result replaced reports whether the value has another token than the stored item. Without a valid token,
+// chooseToken returns an error of kind Unauthenticated.
 func (r *Registry) chooseToken(ctx context.Context, key store.Key, uri string, had *store.Item, t auth.Token) (value []byte, replaced bool, err error) {
 	stored, err := r.openToken(ctx, key, had)
 	if err != nil {
@@ -59,12 +59,13 @@ func (r *Registry) chooseToken(ctx context.Context, key store.Key, uri string, h
 
 func hasExpired(t auth.Token) bool { return !t.Expires.IsZero() && !time.Now().Before(t.Expires) }
 
-// outlives reports whether a token is valid for longer than another one.
+// outlives reports whether the token t is valid for longer than the other one.
 func outlives(t, other auth.Token) bool {
 	return !other.Expires.IsZero() && (t.Expires.IsZero() || t.Expires.After(other.Expires))
 }
 
-// openToken returns the token of a demand. It returns the zero token if the demand has no token, or one that cannot be used any more.
+// openToken decrypts the token of the demand that an item stores. It returns the zero token if the demand has no token, or if the token
+// is no longer valid.
 func (r *Registry) openToken(ctx context.Context, key store.Key, it *store.Item) (t auth.Token, err error) {
 	if it == nil {
 		return t, nil
@@ -81,13 +82,13 @@ func (r *Registry) openToken(ctx context.Context, key store.Key, it *store.Item)
 	return t, nil
 }
 
-// callerKey returns the key of the demand for a URI whose events are for a single principal. The URI contains the hash of this principal.
+// callerKey returns the key of the demand for a URI whose events are for a single principal. The URI contains a hash of this principal.
 func callerKey(workspace, uri string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: partition(workspace, catalog.BackendOf(uri)), Sort: catalog.CallerOf(uri) + "#" + hash(uri)}
 }
 
 // LoadToken returns the token with which the relay subscribes to a URI whose events are for a single principal. It returns the zero token
-// if there is no valid one.
+// if there is no valid token.
 func (r *Registry) LoadToken(ctx context.Context, workspace, uri string) (auth.Token, error) {
 	key := callerKey(workspace, uri)
 	it, err := store.One(ctx, r.DB, key, "read a caller's token")
@@ -97,7 +98,7 @@ func (r *Registry) LoadToken(ctx context.Context, workspace, uri string) (auth.T
 	return r.openToken(ctx, key, it)
 }
 
-// DropToken removes a token that the backend has refused, unless another one has replaced it.
+// DropToken removes a token that the backend has refused. If another token has replaced it meanwhile, DropToken does nothing.
 func (r *Registry) DropToken(ctx context.Context, workspace, uri string, refused auth.Token) error {
 	key := callerKey(workspace, uri)
 	it, err := store.One(ctx, r.DB, key, "read a caller's token")

@@ -1,5 +1,5 @@
-// Package fanout appends the accepted events of the events queue to the event log, and queues page tasks for their subscribers. A page
-// task is the work of sending events to one page of the subscribers of a URI, wildcard or parent.
+// Package fanout appends the accepted events of the events queue to the event log, and queues page tasks. A page task sends events to one
+// page of the subscribers of a pattern (a URI, wildcard or parent).
 package fanout
 
 import (
@@ -28,8 +28,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Fanout appends accepted events to the log, and queues page tasks for the subscribers of every pattern (a URI, wildcard or parent) that
-// the events match.
+// Fanout appends accepted events to the log, and queues page tasks, which send the events to the subscribers. It queues tasks for every
+// pattern (a URI, wildcard or parent) that the events match.
 //
 // If the queue redelivers a batch, Fanout does not append the events again, but it may send the page tasks twice.
 type Fanout struct {
@@ -39,9 +39,9 @@ type Fanout struct {
 	Queue   queue.Sender
 	// Now is the clock; nil is [time.Now].
 	Now func() time.Time
-	// Metrics counts dead letters; may be nil.
+	// Metrics counts dead letters. It may be nil.
 	Metrics *metric.Set
-	// Tracer records a trace span for each event; may be nil.
+	// Tracer records a trace span for each event. It may be nil.
 	Tracer *trace.Tracer
 	// Logger logs failures; nil is [slog.Default].
 	Logger *slog.Logger
@@ -49,7 +49,7 @@ type Fanout struct {
 
 func (f *Fanout) logger() *slog.Logger { return cmp.Or(f.Logger, slog.Default()) }
 
-// uriBatch holds the events of one batch that have the same URI, in the order of the batch. The comments below call it a group.
+// uriBatch holds the events of one batch that have the same URI, in the order of the batch. The comments below call this a group.
 type uriBatch struct {
 	workspace, uri string
 	entry          *catalog.Entry
@@ -65,7 +65,8 @@ type uriBatch struct {
 	err     error            // the error that affects all events of the group
 }
 
-// try calls step unless an earlier step has failed, and stores its error or panic in b.err, so that other URIs continue.
+// try calls step, and stores its error or panic in b.err, so that the groups of other URIs continue. If an earlier step of the group has
+// failed, try does nothing.
 func (b *uriBatch) try(step func() error) {
 	if b.err != nil {
 		return
@@ -74,16 +75,16 @@ func (b *uriBatch) try(step func() error) {
 	b.err = step()
 }
 
-// isNew reports whether no handler has received the group's events before, so that they cannot be in the log yet.
+// isNew reports whether the queue delivers all of the group's events for the first time, so that they cannot be in the log yet.
 func (b *uriBatch) isNew() bool {
 	return !slices.ContainsFunc(b.messages, func(m queue.Message) bool { return !m.First })
 }
 
 // Handle fans out a batch of events. It is the [queue.Handler] of the events queue.
 //
-// It dead-letters an event that can never be handled, so that the event does not block the later ones of its FIFO group. A
-// temporary error in one group (see uriBatch) fails only the messages of that group, whose ids Handle returns. An error in a
-// step that all groups share fails the whole batch.
+// Handle dead-letters an event that can never be handled, so that the event does not block the later ones of its FIFO group. A temporary
+// error in one group (see uriBatch) fails only the messages of that group, whose ids Handle returns. An error in a step that all groups
+// share fails the whole batch.
 func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	groups, errs, spans := f.group(ctx, batch)
 	defer func() {
@@ -115,13 +116,13 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 // deliverLocal appends the events to the log and sends page tasks, if the store is a local file that only this process uses. It does both
 // concurrently, so that the first webhooks need not wait for the append. There are two exceptions:
 //
-//   - If the queue has redelivered a message, deliverLocal first appends the events, and then writes the tasks to the queue before their
-//     attempts begin. Otherwise, while the disk is full, each redelivery would send the same webhooks again.
+//   - If the queue has redelivered a message, deliverLocal first appends the events, and then writes the tasks to the queue before the
+//     webhooks are sent. Otherwise, while the disk is full, each redelivery would send the same webhooks again.
 //   - If the queue has not written a message to disk yet, deliverLocal first appends the events, because a crash may still lose the
 //     message. The commit of the event's log entry also writes the message.
 //
-// A client that subscribes from a cursor meanwhile waits for the batch before it replays the log. The first reader of a parent or wildcard
-// also waits, before it takes its position; see [eventlog.Log.AwaitBatches].
+// A client that subscribes from a cursor meanwhile waits for the batch before it replays the log. The first reader of a parent or
+// wildcard waits, too; see [eventlog.Log.AwaitBatches].
 func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, batch []queue.Message) error {
 	defer f.Log.BeginBatch()()
 	subscribers, err := f.match(ctx, groups)
@@ -149,10 +150,11 @@ func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, batch []q
 
 // deliver appends the events to the log and then sends page tasks.
 //
-// It looks for subscribers only after the append. Otherwise, a client that subscribes from a cursor meanwhile could miss an event. In this
-// order, either deliver finds the new subscription, or the subscription's replay reads the log after the append and finds the event. If
-// streams or polls read a pattern, deliver also appends the events to the pattern's partitions. A replay may read these partitions, too,
-// so deliver then looks for subscribers again.
+// It looks for subscribers only after the append, because otherwise a client that subscribes from a cursor meanwhile could miss an event.
+// In this order, either deliver finds the new subscription, or the subscription's replay finds the event in the log.
+//
+// If streams or polls read a pattern, deliver also appends the events to the pattern's partitions of the log. A replay may read these
+// partitions instead, so deliver then looks for subscribers again.
 func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
 	f.append(ctx, groups)
 	subscribers, err := f.match(ctx, groups)
@@ -178,8 +180,8 @@ func (f *Fanout) sendTasks(ctx context.Context, tasks []queue.Outgoing) error {
 	return fault.Wrap(fault.Unavailable, f.Queue.Send(ctx, queue.Deliveries, tasks...), "send page tasks")
 }
 
-// forwardTasks queues page tasks like sendTasks, but if the queue is in this process, the first attempts begin before the tasks are written
-// to disk. If the process crashes then, the event is still on the events queue and leads to the same tasks again.
+// forwardTasks queues page tasks like sendTasks. But if the queue is in this process, the first webhooks are sent before the tasks are
+// written to disk. After a crash in between, the events queue redelivers the event, which leads to the same tasks again.
 func (f *Fanout) forwardTasks(ctx context.Context, tasks []queue.Outgoing) error {
 	if len(tasks) == 0 {
 		return nil
@@ -187,9 +189,9 @@ func (f *Fanout) forwardTasks(ctx context.Context, tasks []queue.Outgoing) error
 	return fault.Wrap(fault.Unavailable, queue.Forward(ctx, f.Queue, queue.Deliveries, tasks...), "send page tasks")
 }
 
-// settle dead-letters the messages whose error is permanent, and returns the ids of the other messages with an error, which stay on the
+// settle dead-letters the messages whose error is permanent. It returns the ids of the other messages with an error, which stay on the
 // queue. When the queue redelivers such a message, it also redelivers all later messages of the same FIFO group, so settle does not
-// dead-letter these yet.
+// dead-letter those messages yet.
 func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[string]error) (failed []string) {
 	var letters []queue.Outgoing
 	var dead []string
@@ -242,12 +244,12 @@ func pageTasks(groups []*uriBatch, subscribers map[patternID]int) (tasks []queue
 	return tasks
 }
 
-// group sorts a batch by workspace and URI. It also returns the errors of messages that cannot be handled, and the trace spans of the
-// other messages, by message id.
+// group groups the events of a batch by workspace and URI. It also returns the errors of messages that cannot be handled, and the trace
+// spans of the other messages, by message id.
 //
-// A message that a newer release wrote stays on the queue until [task.Renew] replaces it. When the queue redelivers it, it also redelivers
-// the later messages of the same FIFO group, so group leaves these on the queue, too. Otherwise each redelivery would repeat their
-// webhooks.
+// A message that a newer release wrote stays on the queue until [task.Renew] replaces it. When the queue redelivers it, it also
+// redelivers the later messages of the same FIFO group. So group leaves the later messages on the queue, too, because otherwise each
+// redelivery would repeat their webhooks.
 func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*uriBatch, errs map[string]error, spans map[string]trace.Span) {
 	type id struct{ workspace, uri string }
 	byURI := map[id]*uriBatch{}
@@ -308,12 +310,13 @@ type latestCatalog struct {
 	err     error
 }
 
-// find returns the group of an event's URI, with the event type that the URI matches. g is the existing group of the URI, or nil.
+// find returns the group of an event's URI, with the event type that the URI matches. The parameter g is the existing group of the URI,
+// or nil. The parameter unordered says that package publish has sent the event as an unordered one. Several processes may then have
+// messages of the URI, so they must not append to the URI's own partition.
 //
-// find first looks in the catalog of this process, which may be seconds old. It reads the latest catalog if the URI matches no event type
-// or another type than the event names. It also does so if unordered is true but the type is ordered in this catalog. unordered says that
-// publish has sent the event as an unordered one. Several processes may then have messages of the URI, so they must not append to the
-// URI's own partition.
+// find first looks in the catalog of this process, which may be seconds old. It reads the latest catalog in these cases:
+//   - The URI matches no event type, or another type than the event names.
+//   - unordered is true, but the type is ordered in this process's catalog.
 func (c *latestCatalogs) find(ctx context.Context, g *uriBatch, e *event.Event, unordered bool) (_ *uriBatch, err error) {
 	defer fault.Recovered(&err)
 	if g == nil {
@@ -356,7 +359,7 @@ func (f *Fanout) append(ctx context.Context, groups []*uriBatch) {
 	each(groups, func(g *uriBatch) error { return f.appendOne(ctx, g) })
 }
 
-// each runs a step for the groups that have not failed, several groups concurrently.
+// each calls step for the groups in which no earlier step has failed, several groups concurrently.
 func each(groups []*uriBatch, step func(*uriBatch) error) {
 	if len(groups) == 1 { // the usual case under little load, which needs no goroutine
 		groups[0].try(func() error { return step(groups[0]) })
@@ -406,7 +409,7 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 	}
 	g.appended = done
 	if done.Unrecorded {
-		// Do not fail or wait long, because listing the URI as a sub-resource is only a convenience. A failure would repeat the group's
+		// Do not fail or wait long, because only clients that list sub-resources need this write. A failure would repeat the group's
 		// webhooks. The write can be slow, because all URIs below a parent are in one partition.
 		limited, cancel := context.WithTimeout(ctx, recordTime)
 		defer cancel()
@@ -417,15 +420,15 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 	return nil
 }
 
-// recordTime limits how long a group waits until its URI is listed as a sub-resource of its parents.
+// recordTime limits how long a group waits until its URI is recorded as a sub-resource of its parents.
 const recordTime = time.Second
 
-// patternID identifies a pattern to which clients subscribe. key is [match.Pattern.Key].
+// patternID identifies a pattern to which clients subscribe. The field key is [match.Pattern.Key].
 type patternID struct{ workspace, key string }
 
 // match sets each group's webhookKeys and inBandKeys to the keys of the patterns in use that match the group's events. It returns the
-// number of subscribers of each pattern with webhooks. It reads the store a second time only if parents or wildcards have subscribers or
-// readers.
+// number of webhook subscribers of each such pattern. A second read of the store is needed only if parents or wildcards have subscribers
+// or readers.
 func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[patternID]int, error) {
 	now := f.now()
 	var r reads
@@ -489,14 +492,14 @@ func patternKeys(g *uriBatch, shapes []match.Shape) (out []string) {
 	return out
 }
 
-// reads collects the store keys that all groups need, and reads each key once.
+// reads collects the store keys that all groups need, so that each key is read only once.
 type reads struct {
 	pending []store.Key
 	items   map[store.Key]*store.Item
 }
 
-// want adds keys to the next read. If a key is not valid, it returns an error and adds no keys, because such a key would make the whole
-// read fail.
+// want adds keys to the next read. If a key is not valid, want returns an error and adds no keys, because an invalid key would make the
+// read fail for all groups.
 func (r *reads) want(keys ...store.Key) error {
 	for _, k := range keys {
 		if err := k.Check(); err != nil {

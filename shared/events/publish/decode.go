@@ -20,12 +20,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// envelope is the number of nesting levels that a request has around a payload: an array of events, and the event object.
+// envelope is the number of JSON nesting levels that a request has around a payload: an array of events, and the event object.
 const envelope = 2
 
-// decode parses a JSON body with one event or an array of events, each in our own form or, if it has the member "specversion", as
-// a structured CloudEvent. If workspaces is true, an event may have the members workspace and resend, which only the inbox
-// allows. Faults are of kind fault.Invalid, fault.TooLarge or fault.Unsupported, with a [Refusal].
+// decode parses a JSON body with one event or an array of events. An event has our own form or, if it has the member "specversion", is a
+// structured CloudEvent. If workspaces is true, an event may have the members workspace and resend, which only the inbox queue allows. An
+// error is of kind fault.Invalid, fault.TooLarge or fault.Unsupported, and has a [Refusal].
 func decode(body []byte, workspaces bool) ([]Input, error) {
 	var r faultList
 	if jsonrpc.Depth(body) > event.MaxDepth+envelope {
@@ -135,7 +135,7 @@ func (r *faultList) parseText(value json.RawMessage, at string) string {
 	return s
 }
 
-// parseOptional parses a string like [faultList.parseText], but also accepts null, for which it returns "".
+// parseOptional parses a string like [faultList.parseText], but also accepts null and then returns "".
 func (r *faultList) parseOptional(value json.RawMessage, at string) string {
 	if string(value) == "null" {
 		return ""
@@ -154,30 +154,28 @@ func (r *faultList) parseTime(s, at string) time.Time {
 	return t
 }
 
-// We parse CloudEvents 1.0 (JSON format 1.0.2, HTTP binding 1.0.2) ourselves. The official Go SDK serves as a
-// reference in the tests. We do not use it for requests, because it panics if data_base64 is not a string, and does
-// not decode percent-encoded headers.
+// We parse CloudEvents 1.0 (JSON format 1.0.2, HTTP binding 1.0.2) ourselves. The tests use the official Go SDK as a reference. We do not
+// use it for requests, because it panics if data_base64 is not a string, and does not decode percent-encoded headers.
 //
 // The event:// URI of a CloudEvent is the first of these that exists:
 //
-// 1. the extension attribute "mcpuri";
-// 2. "source", if it is an event:// URI;
-// 3. "subject", if it is an event:// URI.
+//   1. the extension attribute "mcpuri";
+//   2. "source", if it is an event:// URI;
+//   3. "subject", if it is an event:// URI.
 //
-// "id" becomes the event's id. If it has unsupported characters or begins with "msg_", event.ForeignID derives an id
-// from it and "source". "time" becomes the event's time, and "data" its payload, which must be JSON and is null if it
-// is missing. "traceparent" and "tracestate" (the extension for distributed tracing) set the event's trace. "type",
-// "dataschema" and other extensions are ignored.
+// "id" becomes the event's id. If it has unsupported characters or begins with "msg_", event.ForeignID derives an id from it and
+// "source". "time" becomes the event's time. "data" becomes its payload, which must be JSON and is null if it is missing. "traceparent"
+// and "tracestate" (the extension for distributed tracing) set the event's trace. "type", "dataschema" and other extensions are ignored.
 
 // uriExtension is the extension attribute with the event:// URI.
 const uriExtension = "mcpuri"
 
-// cloudEvent holds the context attributes of a CloudEvent, as text.
+// cloudEvent holds the standard attributes of a CloudEvent, and the event:// URI, as text.
 type cloudEvent struct {
 	specversion, id, source, kind, subject, time, contentType, mcpURI string
 }
 
-// parseStructured parses a CloudEvent in the JSON format.
+// parseStructured parses a CloudEvent in the JSON format, and writes it to the parameter in.
 func (r *faultList) parseStructured(raw json.RawMessage, in *Input, workspaces bool) {
 	var ce cloudEvent
 	var base64Data json.RawMessage
@@ -237,7 +235,7 @@ func (r *faultList) decodeBase64(value json.RawMessage, in *Input) {
 	in.Data = data
 }
 
-// parseBinary parses a CloudEvent whose attributes are in headers and whose body is the data.
+// parseBinary parses a CloudEvent whose attributes are in headers and whose data is the body, and writes it to the parameter in.
 func (r *faultList) parseBinary(h http.Header, body []byte, in *Input) {
 	var ce cloudEvent
 	fields := ce.fields()
@@ -268,13 +266,14 @@ func (r *faultList) parseBinary(h http.Header, body []byte, in *Input) {
 	r.addCloudEvent(ce, in, len(body) > 0)
 }
 
-// decodeHeader is like [headerText], but returns "" for a malformed header.
+// decodeHeader does the same as [headerText], but returns "" for a malformed header.
 func decodeHeader(s string) string {
 	s, _ = headerText(s)
 	return s
 }
 
-// headerText decodes an attribute in a header (HTTP binding of CloudEvents, section 3.1.3.2), which may be percent-encoded and quoted.
+// headerText decodes a CloudEvent attribute in a header (HTTP binding of CloudEvents, section 3.1.3.2), which may be percent-encoded and
+// quoted.
 func headerText(s string) (string, error) {
 	if len(s) >= 2 && s[0] == '"' && s[len(s)-1] == '"' {
 		s = strings.NewReplacer(`\"`, `"`, `\\`, `\`).Replace(s[1 : len(s)-1])
@@ -282,8 +281,8 @@ func headerText(s string) (string, error) {
 	return url.PathUnescape(s)
 }
 
-// addCloudEvent checks the attributes of ce and copies them to in. typed is false for an event without a body, whose content type does not
-// matter.
+// addCloudEvent checks the attributes of ce and copies them to the parameter in. The parameter typed is false for an event without a
+// body, because its content type does not matter.
 func (r *faultList) addCloudEvent(ce cloudEvent, in *Input, typed bool) {
 	if ce.specversion != "1.0" && !r.has(in.At+"/specversion") {
 		r.add(fault.Invalid, in.At+"/specversion", "must be 1.0")
@@ -315,7 +314,7 @@ func (r *faultList) addCloudEvent(ce cloudEvent, in *Input, typed bool) {
 	}
 }
 
-// has reports whether the list already has a fault at the pointer.
+// has reports whether the list already has a fault for the member of the request to which the JSON Pointer refers.
 func (r *faultList) has(pointer string) bool {
 	return slices.ContainsFunc(r.Faults, func(f jsonpointer.Fault) bool { return f.Pointer == pointer })
 }

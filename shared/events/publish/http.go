@@ -20,18 +20,18 @@ import (
 // Handler serves POST /events. It accepts
 //
 //   - application/json: {"uri","data","id"?,"time"?}, or an array of these
-//   - CloudEvents: application/cloudevents+json, application/cloudevents-batch+json,
-//     or the binary mode, which it recognizes by the header ce-specversion
+//   - CloudEvents: application/cloudevents+json, application/cloudevents-batch+json, or the binary mode, which it recognizes by the
+//     header ce-specversion
 //
 // It responds with 202 {"accepted":[{"id","uri"}]}, or with an error {"error":{"kind",
-// "message","uri"?,"faults"?:[{"pointer","message"}],"missingScopes"?,"limit"?,"max"?,"retryAfterSeconds"?}}. It
-// checks, in this order: Origin, method, caller, scope, media type, size, JSON, events.
+// "message","uri"?,"faults"?:[{"pointer","message"}],"missingScopes"?,"limit"?,"max"?,"retryAfterSeconds"?}}. It checks a request in this
+// order: Origin, method, caller, scope, media type, size, JSON, events.
 type Handler struct {
 	Service *Service
 	Auth    auth.Authenticator
 	// Guard refuses requests that a browser sends on behalf of another site.
 	Guard auth.Guard
-	// MetadataURL is the URL of the server's protected resource metadata (RFC 9728), or empty. If it is set, 401 responses tell it to the
+	// MetadataURL is the URL of the server's protected resource metadata (RFC 9728). If it is not empty, 401 responses tell it to the
 	// client in the header WWW-Authenticate.
 	MetadataURL string
 	// Log logs problems that the caller did not cause. Nil means slog.Default.
@@ -81,7 +81,7 @@ func (h *Handler) publish(w http.ResponseWriter, r *http.Request) ([]Accepted, e
 	return h.Service.Accept(r.Context(), p, in)
 }
 
-// firstRead limits the memory that a request can reserve with its Content-Length alone, before any of the body has arrived.
+// firstRead limits the memory that a request can reserve with a large Content-Length before any of its body has arrived.
 const firstRead = 64 << 10
 
 func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
@@ -167,17 +167,17 @@ func modeOf(h http.Header) (mode, error) {
 		"the Content-Type must be application/json, application/cloudevents+json or application/cloudevents-batch+json, in UTF-8")
 }
 
-// Refusal is the data of the errors that [Service.Accept] and the request parsers return. It lists the faults of a request.
+// Refusal lists the faults of a request. It is the data of the errors that [Service.Accept] and the request parsers return.
 type Refusal struct {
-	// URI is the first URI that matches no event type, in canonical form. It is empty if all URIs match.
+	// URI is the first URI in the request that matches no event type, in canonical form. It is empty if all URIs match.
 	URI string `json:"uri,omitempty"`
 	// Faults has up to [maxFaults] faults, with JSON Pointers into the request.
 	Faults []jsonpointer.Fault `json:"faults,omitempty"`
-	// Limit is the first limit that was exceeded, or nil.
+	// Limit is the first limit that the request exceeded, or nil.
 	*fault.Limit
 }
 
-// LimitName returns the limit's name for [fault.LimitOf].
+// LimitName returns the name of the exceeded limit, for [fault.LimitOf].
 func (r Refusal) LimitName() string {
 	if r.Limit == nil {
 		return ""
@@ -195,8 +195,8 @@ type faultList struct {
 	first string // message of the first fault of that kind
 }
 
-// severity ranks the kinds of faults. If a request has several faults, its error gets the most severe kind. Malformed input is more severe
-// than an unknown URI, because the caller must fix it first.
+// severity ranks the kinds of faults. If a request has several faults, its error gets the most severe kind. Malformed input is more
+// severe than a URI that matches no event type, because the caller must correct it first.
 func severity(k fault.Kind) int {
 	return 1 + slices.Index([]fault.Kind{fault.Unprocessable, fault.NotFound, fault.TooLarge, fault.Unsupported, fault.Invalid}, k)
 }
@@ -212,7 +212,7 @@ func (r *faultList) add(k fault.Kind, pointer, format string, args ...any) {
 	}
 }
 
-// addError adds an error as a fault. If the error is about a limit, addError records the limit.
+// addError adds an error as a fault. If the error is about a limit, addError also records the limit in the [Refusal].
 func (r *faultList) addError(pointer string, err error) {
 	if l, ok := fault.DataOf(err).(fault.Limit); ok && r.Limit == nil {
 		r.Limit = &l
@@ -234,8 +234,8 @@ func (r *faultList) addUnknown(pointer, uri string) {
 	r.add(fault.NotFound, pointer, "belongs to no event type")
 }
 
-// addSchemaFaults adds the faults that a schema check has found in the value at pointer. If below is true, it adds each fault with its own
-// pointer, and otherwise a single fault at pointer.
+// addSchemaFaults adds the faults that a schema check has found in the value at the JSON Pointer pointer. If below is true, it adds each
+// fault with its own pointer below this one. Otherwise it adds a single fault.
 func (r *faultList) addSchemaFaults(pointer string, err error, below bool) {
 	faults, ok := fault.DataOf(err).([]jsonpointer.Fault)
 	if !ok {
@@ -250,7 +250,7 @@ func (r *faultList) addSchemaFaults(pointer string, err error, below bool) {
 	}
 }
 
-// err returns an error with all faults, or nil if the request has no faults. n is the number of events in the request.
+// err returns an error with all faults, or nil if the request has no faults. The parameter n is the number of events in the request.
 func (r *faultList) err(n int) error {
 	if r.count == 0 {
 		return nil

@@ -23,13 +23,13 @@ import (
 // publish. The body of a message is an event, an array of events, or a structured CloudEvent, as in POST /events. The member "workspace"
 // (in a CloudEvent, an extension attribute) names the workspace.
 //
-// A message is accepted as a whole or not at all. A message that can never be accepted goes to the dead queue with the reason, as a
-// [queue.DeadLetter]. It does not hold up other messages.
+// A message is accepted as a whole or not at all. A message that can never be accepted goes to the dead queue as a [queue.DeadLetter]
+// with the reason, and does not hold up other messages.
 type Inbox struct {
 	Service *Service
-	// Workspace is the workspace of events that do not name one. Empty means auth.DefaultWorkspace.
+	// Workspace is the workspace of events that name no workspace. Empty means auth.DefaultWorkspace.
 	Workspace string
-	// Documents converts messages that are not events, for example of AWS services. It may be nil if the inbox gets only events.
+	// Documents converts messages that are not events, for example messages of AWS services. It may be nil if the inbox gets only events.
 	Documents Documents
 	// Log logs failures and dead letters. Nil means slog.Default.
 	Log *slog.Logger
@@ -37,8 +37,8 @@ type Inbox struct {
 
 // Documents converts messages that are not events into events, for example the envelopes of Amazon EventBridge.
 type Documents interface {
-	// Read returns the events of a message. known is false if the message is not a document that Read can convert. The inbox then decodes
-	// the message as an event.
+	// Read returns the events of a message. The result known is false if the message is not a document that Read can convert. The inbox
+	// then decodes the message as an event.
 	Read(ctx context.Context, body []byte) (in []Input, known bool, err error)
 }
 
@@ -68,7 +68,7 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 		}
 	}
 	// Send the events before the dead letters. If the process dies in between, the queue redelivers all messages. The events queue drops
-	// the repeated events, but the dead queue would not drop repeated dead letters.
+	// repeated events, but the dead queue does not drop repeated dead letters.
 	if len(events) > 0 {
 		if err := b.Service.enqueue(ctx, events, spans); err != nil {
 			b.log().ErrorContext(ctx, "inbox messages not queued", "messages", len(taken), "error", err)
@@ -119,7 +119,8 @@ func (b *Inbox) read(ctx context.Context, body []byte) ([]Input, error) {
 	return decode(body, true)
 }
 
-// preparePart turns inputs of one workspace into messages for the events queue. start is the index of in[0] within the message m.
+// preparePart turns inputs of one workspace into messages for the events queue. The parameter start is the index of in[0] among the
+// events of the message m.
 func (b *Inbox) preparePart(ctx context.Context, m queue.Message, in []Input, start int, spans *trace.Spans) ([]queue.Outgoing, error) {
 	workspace := cmp.Or(in[0].Workspace, b.Workspace, auth.DefaultWorkspace)
 	if !auth.ValidWorkspace(workspace) {
@@ -130,7 +131,7 @@ func (b *Inbox) preparePart(ctx context.Context, m queue.Message, in []Input, st
 		if in[i].Trace.Parent == "" {
 			in[i].Trace = sent
 		}
-		// Derive a missing id or time from the message, so that a redelivered message gives the same event.
+		// Derive a missing id or time from the message, so that a redelivered message results in the same event.
 		if in[i].ID == "" {
 			in[i].ID = "in_" + digest("inbox", m.ID, strconv.Itoa(start+i))
 		}
@@ -155,8 +156,8 @@ func (b *Inbox) preparePart(ctx context.Context, m queue.Message, in []Input, st
 	return out, refused
 }
 
-// dependsOnCatalog reports whether a newer catalog might accept an event that the current one refused with err, because an
-// event type or a schema has been added or changed.
+// dependsOnCatalog reports whether a newer catalog might accept an event that the current one refused with the error err. An event type
+// or a schema may have been added or changed meanwhile.
 func dependsOnCatalog(err error) bool {
 	return fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unprocessable)
 }
@@ -169,8 +170,8 @@ func (b *Inbox) newDeadLetter(m queue.Message, err error) queue.Outgoing {
 	return queue.NewDeadLetter(queue.Inbox, m, fault.Public(err), faults, b.Service.now())
 }
 
-// ServerPublisher publishes events that the server itself creates because of a principal's action. The principal does not
-// need the scope to publish, but the events count against its quota.
+// ServerPublisher publishes events that the server itself creates because of a principal's action. The principal does not need the scope
+// for publishing, but the events count against its quota.
 type ServerPublisher struct{ Service *Service }
 
 // Publish publishes one event with [Service.Accept].
@@ -184,7 +185,7 @@ func (o ServerPublisher) Publish(ctx context.Context, p auth.Principal, in Input
 // checks and publishes the event.
 type InboxPublisher struct{ Queue queue.Sender }
 
-// Publish sends one event to the inbox.
+// Publish sends one event to the inbox queue.
 func (b InboxPublisher) Publish(ctx context.Context, p auth.Principal, in Input) error {
 	out, err := InboxMessage(p.Workspace, in)
 	if err != nil {
@@ -193,7 +194,8 @@ func (b InboxPublisher) Publish(ctx context.Context, p auth.Principal, in Input)
 	return fault.Wrap(fault.Unavailable, b.Queue.Send(ctx, queue.Inbox, out), "send to the inbox")
 }
 
-// InboxMessage returns a message that makes [Inbox] publish an event in a workspace. It has no trace context.
+// InboxMessage returns a message for the inbox queue, with which [Inbox] publishes an event in the workspace. The message has no trace
+// context.
 func InboxMessage(workspace string, in Input) (queue.Outgoing, error) {
 	body := jsonrpc.AppendString([]byte(`{"workspace":`), workspace)
 	body = jsonrpc.AppendString(append(body, `,"uri":`...), in.URI)
@@ -214,8 +216,8 @@ func InboxMessage(workspace string, in Input) (queue.Outgoing, error) {
 // BackendPublisher publishes the events that backends send. It applies no quota, because its callers already limit each backend
 // separately. Make it with [NewBackendPublisher].
 //
-// The catalog of this process may be seconds old, and may lack an event type that the relay has just stored. So BackendPublisher tries
-// again with the latest catalog before it refuses an event, because a refused event is lost.
+// The catalog of this process may be seconds old, and may lack an event type that the relay has stored a moment ago. A refused event is
+// lost, so BackendPublisher tries again with the latest catalog before it refuses an event.
 type BackendPublisher struct {
 	service *Service
 	latest  *latest
@@ -226,7 +228,7 @@ func NewBackendPublisher(s *Service) BackendPublisher {
 	return BackendPublisher{s.WithoutQuota(), &latest{source: s.Catalog}}
 }
 
-// Publish accepts an event of a backend.
+// Publish accepts an event that a backend sent.
 func (o BackendPublisher) Publish(ctx context.Context, workspace string, in Input) error {
 	in.OfBackend = true
 	relay := auth.Principal{Workspace: workspace, ID: "relay", Scopes: []string{auth.ScopePublish}}
@@ -239,7 +241,7 @@ func (o BackendPublisher) Publish(ctx context.Context, workspace string, in Inpu
 	return err
 }
 
-// Gap publishes a notice that events of a backend's URI are missing. Subscribers get it in order with the URI's events.
+// Gap publishes a notice that some of the events of a backend's URI are missing. Subscribers get it in order with the URI's events.
 func (o BackendPublisher) Gap(ctx context.Context, workspace, uri string) error {
 	cat, entry, err := findType(ctx, o.service.Catalog, workspace, uri)
 	if fault.Is(err, fault.NotFound) {
@@ -266,11 +268,12 @@ func findType(ctx context.Context, in catalog.Source, workspace, uri string) (*c
 	return cat, entry, nil
 }
 
-// latest reads a workspace's catalog from its source, without a cache. Every event of a backend that does not match the cached catalog
-// needs such a read, and a backend may send many of them. So latest reads the catalog of each workspace at most once per [readEvery].
+// latest reads a workspace's catalog from its source, without a cache. Such a read is needed for every event of a backend that does not
+// match the cached catalog, and a backend may send many of them. So latest reads the catalog of each workspace at most once per
+// [readEvery].
 //
-// The first caller starts a wait of readEvery, after which the read begins. Callers that arrive during the wait share that read. Callers
-// that arrive later start the next wait, because the read may have missed a change that was made just before their event.
+// The first caller waits for the time readEvery and then reads the catalog. Callers that arrive during this wait share the read. Callers
+// that arrive later start the next wait, because the read may have missed a change that was made shortly before their event.
 type latest struct {
 	source  catalog.Source
 	reading singleflight.Group

@@ -1,12 +1,12 @@
-// Package publish accepts events from publishers, through POST /events and from the inbox queue. It checks them against the catalog and
-// puts them on the events queue, from which fanout continues.
+// Package publish accepts events from publishers, through POST /events and from the inbox queue. It checks them against the catalog of
+// event types and puts them on the events queue, from which package fanout takes them.
 //
 //	POST /events ─▶ [Handler] ──┐
 //	                            ├─▶ [Service] ─▶ events queue (FIFO)
 //	inbox queue ──▶ [Inbox] ────┘        └─▶ dead queue (messages that the inbox cannot accept)
 //
-// A request or message is accepted as a whole or not at all. The package does not know about subscriptions. Read
-// shared/events/delivery next.
+// A request or message is accepted as a whole or not at all. The package does not know about subscriptions. Read shared/events/delivery
+// next.
 package publish
 
 import (
@@ -36,10 +36,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Limits of a request.
+// These constants limit the size of a request.
 const (
 	maxEvents = 1000 // in one request or message
-	// MaxBody is the maximum size of a body in bytes.
+	// MaxBody is the maximum size of a request's body in bytes.
 	MaxBody = 5 << 20
 	maxID   = 4096 // bytes of a publisher's id
 )
@@ -48,45 +48,47 @@ const (
 type Input struct {
 	// URI is the event:// URI, not necessarily in canonical form.
 	URI string
-	// ID is chosen by the publisher, so that it can safely publish the event again: a second event with the same URI and id within
-	// five minutes is dropped. If it is empty, the event gets a new id. [event.ForeignID] maps an id that is not valid.
+	// ID is chosen by the publisher. With an ID, the publisher can safely publish the event again, because a second event with the same
+	// URI and ID within five minutes is dropped. If ID is empty, the event gets a new id. [event.ForeignID] replaces an ID with
+	// unsupported characters.
 	ID string
-	// Source is the CloudEvents source, within which ids are unique. It may be empty.
+	// Source is the CloudEvents attribute source, within which ids are unique. It may be empty.
 	Source string
-	// Time is when the event happened. Zero means now.
+	// Time is when the event happened. Zero means the time of publication.
 	Time time.Time
-	// Data is the payload. It must be valid JSON, with any white space.
+	// Data is the payload. It must be valid JSON, and may have white space.
 	Data json.RawMessage
-	// Trace is the trace that the event belongs to. It may be empty.
+	// Trace is the distributed trace to which the event belongs. It may be empty.
 	Trace trace.Context
-	// Workspace is used by the inbox only. In POST /events, the events belong to the workspace of the principal.
+	// Workspace is set only for events from the inbox queue. The events in a POST /events request belong to the workspace of the
+	// principal.
 	Workspace string
-	// Resend is used by the inbox only. It identifies a dead letter that is being sent back to its queue. It becomes part of the event's
-	// deduplication id, because the queue would otherwise drop the event as a repetition.
+	// Resend is set only for events from the inbox queue. It identifies a dead letter that is being sent back to its queue. It becomes
+	// part of the event's deduplication id, because otherwise the queue would drop the event as a repetition.
 	Resend string
 
-	// OfBackend permits an event of a backend's event type. Only [BackendPublisher] sets it.
+	// OfBackend permits an event whose type belongs to a backend. Only [BackendPublisher] sets it.
 	OfBackend bool
 
-	// At, URIAt and DataAt are JSON Pointers to the event, its URI and its data in the request. Faults name them. An empty URIAt means the
-	// member uri of the event.
+	// At, URIAt and DataAt are JSON Pointers to the event, its URI and its data in the request, for error messages. An empty URIAt means
+	// the member uri of the event.
 	At, URIAt, DataAt string
 
 	parsed bool // Data is a part of JSON text that was already checked
 	cloud  bool // the event is a CloudEvent
 }
 
-// Accepted is the result for an accepted input.
+// Accepted is the result of an accepted [Input].
 type Accepted struct {
 	ID  string `json:"id"`
 	URI string `json:"uri"`
 }
 
-// Service accepts events. It is safe for concurrent use.
+// Service accepts events from publishers. It is safe for concurrent use.
 type Service struct {
 	Catalog catalog.Source
 	Queue   queue.Sender
-	// Rate is the quota of each principal. Nil means no quota.
+	// Rate limits the events of each principal. Nil means no limit.
 	Rate *quota.Rate
 	// Now returns the current time. Nil means time.Now.
 	Now func() time.Time
@@ -96,8 +98,8 @@ type Service struct {
 	Tracer *trace.Tracer
 }
 
-// NewRate returns a quota of events per second. A burst may have the events of two seconds or of one full request (1,000), whichever is
-// more.
+// NewRate returns a limit on each principal's events per second. A burst may have the events of two seconds or of one full request
+// (1,000), whichever is more.
 func NewRate(limitOf quota.LimitFunc) *quota.Rate {
 	return quota.NewRate(quota.PublishRate, "events", limitOf, func(perSecond float64) float64 { return max(2*perSecond, maxEvents) })
 }
@@ -111,9 +113,8 @@ func (s *Service) WithoutQuota() *Service {
 
 func (s *Service) now() time.Time { return periodic.Clock(s.Now)() }
 
-// Accept checks the events and, if all are valid, puts them on the events queue in the order of in. It returns when
-// they are durable. After an error, no event was accepted, unless the error is of kind fault.Unavailable. The
-// kinds are
+// Accept checks the events and, if all are valid, puts them on the events queue in the order of the parameter in. It returns when they
+// are durable. After an error, no event was accepted, except if the error is of kind fault.Unavailable. The kinds of errors are
 //
 //   - fault.Forbidden: the principal lacks the scope events:publish
 //   - fault.Invalid: an event is malformed
@@ -121,11 +122,11 @@ func (s *Service) now() time.Time { return periodic.Clock(s.Now)() }
 //   - fault.NotFound: a URI matches no event type
 //   - fault.Unprocessable: a payload does not match its schema
 //   - fault.Exhausted: the principal's publish quota is used up
-//   - fault.Unavailable: the queue did not accept all events. It may have accepted some.
-//     Events with an id can be published again without being delivered twice.
+//   - fault.Unavailable: the queue did not accept all events. It may have accepted some. Events with an id can be published again without
+//     being delivered twice.
 //
-// If several apply, the error has the first kind in this list. If events are faulty, its data is a [Refusal], which lists
-// up to [maxFaults] faults.
+// If several kinds apply, the error has the first of them in this list. If events are faulty, the error's data is a [Refusal], which
+// lists up to [maxFaults] faults.
 func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]Accepted, error) {
 	if err := p.Require(auth.ScopePublish); err != nil {
 		return nil, err
@@ -156,8 +157,8 @@ func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]A
 	return accepted, nil
 }
 
-// enqueue puts accepted events on the events queue and ends their spans. In the stand-alone server, fanout begins before the
-// events are written. An event in the queue and its entry in the log can then be written in one commit.
+// enqueue puts accepted events on the events queue and ends their trace spans. In the stand-alone server, fanout begins before the events
+// are written to disk. An event in the queue and its entry in the log can then be written in one commit.
 func (s *Service) enqueue(ctx context.Context, events []queue.Outgoing, spans trace.Spans) error {
 	if err := queue.Forward(ctx, s.Queue, queue.Events, events...); err != nil {
 		spans.End(fault.Unavailable.String())
@@ -205,15 +206,15 @@ func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, sp
 	return out, accepted, nil
 }
 
-// groups is the number of FIFO groups over which the events of an unordered URI are spread. One group processes about 125 events per
-// second.
+// groups is the number of FIFO groups over which the events of a URI are spread if their type is unordered. One group processes about 125
+// events per second.
 const groups = 16
 
 // OrderedGroup returns the FIFO group of a URI whose event type is ordered.
 func OrderedGroup(workspace, uri string) string { return digest(workspace, uri) }
 
-// groupOf returns the FIFO group of an event. Events with the same id are always in the same group, because the queue drops repetitions
-// only within a group.
+// groupOf returns the FIFO group of an event. Events with the same URI and id are always in the same group, because the queue drops
+// repetitions only within a group.
 func groupOf(cat *catalog.Catalog, workspace string, e event.Event) string {
 	if !cat.ByName(e.Name).Unordered() {
 		return OrderedGroup(workspace, e.URI)
@@ -223,7 +224,8 @@ func groupOf(cat *catalog.Catalog, workspace string, e event.Event) string {
 	return digest(workspace, e.URI, strconv.Itoa(int(h.Sum32()%groups)))
 }
 
-// Check converts an input into an event that has no workspace and no times yet. It returns the same errors as [Service.Accept].
+// Check converts an input into an event that has no workspace and no times yet. It returns the same errors for a faulty input as
+// [Service.Accept].
 func Check(cat *catalog.Catalog, in Input) (event.Event, error) {
 	var r faultList
 	e, _ := r.check(cat, &in)
@@ -276,10 +278,11 @@ func (r *faultList) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	return event.Event{ID: id, URI: uri, Name: entry.Name, Data: data}, r.count == before
 }
 
-// escapedWildcard is how [catalog.Canonical] writes a part of a URI that is a wildcard (`*`).
+// escapedWildcard is how [catalog.Canonical] writes a part of a URI that is the wildcard `*`.
 const escapedWildcard = "%2A"
 
-// normalize checks a payload and converts it to its stored form: compact, with problematic characters escaped.
+// normalize checks a payload and returns the form that is stored: compact, and with characters escaped that would cause problems later
+// (see escapeData).
 func normalize(data json.RawMessage, parsed bool) (json.RawMessage, error) {
 	if depth := jsonrpc.Depth(data); depth > event.MaxDepth {
 		return nil, fault.New(fault.Invalid, "is nested deeper than %d levels", event.MaxDepth).AtLimit("nesting", event.MaxDepth)
@@ -297,8 +300,8 @@ func normalize(data json.RawMessage, parsed bool) (json.RawMessage, error) {
 	return data, nil
 }
 
-// digest returns a name for a FIFO group or a deduplication id. It is the SHA-256 in base64url, with 43 characters,
-// of the parts and their lengths, so that different lists of parts give different results.
+// digest returns a name for a FIFO group or a deduplication id. It is the SHA-256 of the parts and their lengths in base64url, with 43
+// characters. With the lengths, different lists of parts have different results.
 func digest(parts ...string) string {
 	buf := make([]byte, 0, 1536)
 	for _, p := range parts {
@@ -312,11 +315,10 @@ func digest(parts ...string) string {
 // escapeData compacts JSON and writes these characters as \u escapes:
 //
 //   - U+FFFE and U+FFFF, which SQS refuses because XML 1.0 does not allow them;
-//   - <, >, &, U+2028 and U+2029, which encoding/json would otherwise escape later, wherever it copies
-//     the raw JSON. After this, the size no longer changes. Otherwise 240 KiB of HTML would pass the
-//     size check and then become too large for the queue.
+//   - <, >, &, U+2028 and U+2029, which encoding/json would otherwise escape later, wherever it copies the raw JSON. After this, the size
+//     no longer changes. Otherwise 240 KiB of HTML would pass the size check and then become too large for the queue.
 //
-// The value does not change, not even the digits of numbers. Text that is not UTF-8 or not JSON is a fault of kind
+// The value does not change, not even the digits of numbers. For text that is not UTF-8 or not JSON, escapeData returns an error of kind
 // fault.Invalid.
 func escapeData(data json.RawMessage, parsed bool) (json.RawMessage, error) {
 	if !utf8.Valid(data) {
@@ -346,6 +348,6 @@ func needsEscape(b []byte) bool {
 	return slices.ContainsFunc([]byte{'<', '>', '&', 0xE2, 0xEF}, func(c byte) bool { return bytes.IndexByte(b, c) >= 0 })
 }
 
-// maxPointer is the maximum length, in bytes, of a JSON Pointer in an error. Longer pointers are cut, because the names in a payload may be
-// long.
+// maxPointer is the maximum length, in bytes, of a JSON Pointer in an error. Longer pointers are cut. They can be long because names of a
+// payload's members are part of them.
 const maxPointer = 1024

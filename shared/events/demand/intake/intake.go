@@ -1,6 +1,6 @@
-// Package intake publishes the events that backends send to the gateway. The relay receives them from streams and polls, and the publish
-// role receives them as webhooks. Both use this package, so that an event that arrives both ways is published only once. The relay is in
-// shared/gateway/relay, and the receiver of webhooks in shared/events/source/ingest.
+// Package intake publishes the events that backends send to the gateway. The relay (shared/gateway/relay) receives them from streams and
+// polls, and shared/events/source/ingest receives them as webhooks. Both use this package, so that an event that arrives both ways is
+// published only once.
 package intake
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Reasons why an event is dropped. They are values of the metric [metric.BackendDropped].
+// These are the reasons why an event is dropped. They are values of the metric [metric.BackendDropped].
 const (
 	Foreign   = "an event without an id, or of another type"
 	Misfit    = "an event that does not fit its schema"
@@ -27,19 +27,19 @@ const (
 // Intake accepts the events of backends.
 type Intake struct {
 	Demand *demand.Registry
-	// Publish publishes an event of a backend. Gap publishes the notice that some events of a URI are missing.
+	// Publish publishes an event of a backend. Gap publishes a notice that some events of a URI are missing.
 	Publish func(ctx context.Context, workspace string, in publish.Input) error
 	Gap     func(ctx context.Context, workspace, uri string) error
 }
 
-// Event is an event as a backend sends it.
+// Event is an event in the form in which a backend sends it.
 type Event struct {
 	ID, Name, Time string
 	Data           json.RawMessage
 }
 
-// Accept publishes an event of a URI, unless it was published before. If the event can never be published, Accept drops it and
-// returns the reason, for example [Misfit]. After an error, the caller must pass the event to Accept again.
+// Accept publishes an event of a URI, if it was not published before. If the event can never be published, Accept drops it and returns
+// the reason, for example [Misfit]. After an error, the caller must pass the event to Accept again.
 func (in *Intake) Accept(ctx context.Context, workspace, uri string, e Event) (dropped string, err error) {
 	backend, own, _, ok := catalog.ParseBackendURI(uri)
 	if !ok || e.ID == "" || e.Name != "" && e.Name != own {
@@ -55,7 +55,7 @@ func (in *Intake) Accept(ctx context.Context, workspace, uri string, e Event) (d
 	}
 	switch err := in.Publish(ctx, workspace, out); {
 	case err == nil:
-		// Do not wait for this write. If it is lost, the events queue still drops repetitions of the event for a few minutes.
+		// Do not wait for this write. If it is lost, the events queue still drops repeated events for a few minutes.
 		return "", in.Demand.MarkSeenUnhurried(ctx, workspace, uri, out.ID)
 	case fault.Is(err, fault.Unprocessable):
 		return Misfit, nil
@@ -66,8 +66,8 @@ func (in *Intake) Accept(ctx context.Context, workspace, uri string, e Event) (d
 	}
 }
 
-// EventID returns the id under which a backend's event is published. It depends only on the backend and the backend's id for the
-// event, so that an event that the backend sends again gets the same id.
+// EventID returns the id under which a backend's event is published. It depends only on the backend and the backend's id of the event, so
+// an event that the backend sends again gets the same id.
 func EventID(backend, id string) string {
 	h := sha256.Sum256(fmt.Appendf(nil, "%q %q", backend, id))
 	return "be_" + base64.RawURLEncoding.EncodeToString(h[:])
