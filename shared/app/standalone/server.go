@@ -88,7 +88,7 @@ type Options struct {
 	// Traces receives the spans of events and of calls to backends. If it is nil, the server creates no spans. The program
 	// that passes it shuts it down.
 	Traces oteltrace.TracerProvider
-	// SpansNotSent counts the spans that Traces has lost, for a metric of the server. It may be nil.
+	// SpansNotSent counts the batches of spans that Traces could not send, for a metric of the server. It may be nil.
 	SpansNotSent *metric.Tally
 	// Log receives the server's log messages. If it is nil, the server uses [slog.Default].
 	Log *slog.Logger
