@@ -39,8 +39,8 @@ type Eraser struct {
 	Operations    *deadletter.Operations
 	Replays       *deadletter.Replays
 	Trail         *audit.Trail
-	// Backends returns the names of the workspace's backends. The store keeps a record for each backend that says which of its events the
-	// principal wants.
+	// Backends returns the names of the workspace's backends. The store keeps records of the events that the principal wants, separately
+	// for each backend.
 	Backends func(ctx context.Context, workspace string) ([]string, error)
 	// Most is the maximum number of items per run, by default [defaultMost].
 	Most int
