@@ -98,11 +98,14 @@ func (x exact) putSegment(ctx context.Context, p Partition, s segment, _ int64, 
 }
 
 func (x exact) replace(ctx context.Context, item store.Item, erased []event.Event) error {
-	ops := []store.Op{store.Put(item)}
+	var ids []store.Op
 	for _, e := range erased {
-		ops = append(ops, store.Delete(store.Key{Table: store.Log, Partition: idPartition(e.Workspace, e.ID), Sort: item.Sort}))
+		ids = append(ids, store.Delete(store.Key{Table: store.Log, Partition: idPartition(e.Workspace, e.ID), Sort: item.Sort}))
 	}
-	return x.log.DB.WriteAll(ctx, ops...)
+	if err := x.log.DB.WriteAll(ctx, ids...); err != nil {
+		return err
+	}
+	return x.log.DB.Write(ctx, putChanged(item))
 }
 
 // idPartition returns the partition of the index items for an event id, with which [exact.visitID] finds the event's segment (log item).
@@ -241,7 +244,7 @@ func (s stamped) putSegment(ctx context.Context, p Partition, seg segment, floor
 }
 
 func (s stamped) replace(ctx context.Context, item store.Item, _ []event.Event) error {
-	return s.log.DB.WriteAll(ctx, store.Put(item))
+	return s.log.DB.Write(ctx, putChanged(item))
 }
 
 // mayUse reports whether the copy of an event in a pattern partition may get the same key (stamp) as the event. The stamp must not be

@@ -278,7 +278,8 @@ type appender interface {
 	// putSegment writes one segment (log item) and returns the key of its last entry, which is greater than floor. If the store chooses
 	// the keys, putSegment returns 0, and also writes the segment to the partitions in the parameter copies, in the same commit.
 	putSegment(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error)
-	// replace overwrites the item of a segment after some of its events were erased, and removes these events from the index of ids.
+	// replace overwrites the item of a segment after some of its events were erased, and removes these events from the index of ids. It
+	// returns [store.ErrConflict] if the item has changed since it was read.
 	replace(ctx context.Context, item store.Item, erased []event.Event) error
 }
 

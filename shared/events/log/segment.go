@@ -193,28 +193,56 @@ const erasedID = "erased"
 // visit.
 func (l *Log) Erase(ctx context.Context, p Partition, dry bool, selected func(*event.Event) bool, visit func([]event.Event) error) error {
 	return store.Each(ctx, l.DB, store.Key{Table: store.Log, Partition: p.name}, "read the log", func(item *store.Item) error {
-		s, err := decodeSegment(*item)
-		if err != nil {
-			return nil
-		}
-		var found []event.Event
-		for i := range s.Events {
-			if e := &s.Events[i]; !e.Gap && selected(e) {
-				found = append(found, *e)
-				*e = event.Event{Workspace: e.Workspace, ID: erasedID, URI: e.URI, Name: e.Name, Time: e.Published, Published: e.Published, Gap: true}
+		for visited := false; ; visited = true {
+			s, err := decodeSegment(*item)
+			if err != nil {
+				return nil
 			}
+			found := s.erase(selected)
+			if len(found) == 0 {
+				return nil
+			}
+			if !visited {
+				if err := visit(found); err != nil || dry {
+					return err
+				}
+			}
+			if item.Value, err = s.encode(); err != nil {
+				return err
+			}
+			if err = l.appender().replace(ctx, *item, found); !errors.Is(err, store.ErrConflict) {
+				return fault.Wrap(fault.Unavailable, err, "erase events")
+			}
+			// A concurrent erasure has changed the item, or the item has expired.
+			page, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Until: item.Sort, Reverse: true, Limit: 1})
+			if err != nil {
+				return fault.Wrap(fault.Unavailable, err, "read the log")
+			}
+			if len(page.Items) == 0 || page.Items[0].Sort != item.Sort {
+				return nil
+			}
+			item = &page.Items[0]
 		}
-		if len(found) == 0 {
-			return nil
-		}
-		if err := visit(found); err != nil || dry {
-			return err
-		}
-		if item.Value, err = s.encode(); err != nil {
-			return err
-		}
-		return fault.Wrap(fault.Unavailable, l.appender().replace(ctx, *item, found), "erase events")
 	})
+}
+
+// erase replaces the selected events of the segment by gaps, and returns these events.
+func (s *segment) erase(selected func(*event.Event) bool) (found []event.Event) {
+	for i := range s.Events {
+		if e := &s.Events[i]; !e.Gap && selected(e) {
+			found = append(found, *e)
+			*e = event.Event{Workspace: e.Workspace, ID: erasedID, URI: e.URI, Name: e.Name, Time: e.Published, Published: e.Published, Gap: true}
+		}
+	}
+	return found
+}
+
+// putChanged returns the write of a segment's item with another value. The write fails with [store.ErrConflict] if the item has changed
+// since it was read.
+func putChanged(item store.Item) store.Op {
+	read := item.Version
+	item.Version++
+	return store.Put(item, store.VersionIs(read))
 }
 
 // recordBroken counts and logs an item that cannot be decoded, and stores a record of it for [Log.VisitBroken]. It does so once per
