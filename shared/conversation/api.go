@@ -1,14 +1,14 @@
-// Package conversation forwards the messages in clients' conversations to the context providers to which the user has
-// consented, and collects the context that they return.
+// Package conversation forwards the messages of clients' conversations to the context providers to which the user has consented, and
+// collects the context that they return.
 //
 //	client ─▶ shared/mcp ─▶ [Service.Forward] ─▶ consent? ─▶ providers ─▶ merge ─▶ context
 //	                                │            (store)    at URLs
 //	                                │                       backends, through shared/gateway
 //	                                └─────────────────────▶ event, through shared/events/publish
 //
-// These messages are the most private data in the system. They never occur in errors or logs, at any level: a failure
-// only has a [reason], which is one of our constants. A message is sent only to receivers for which the store has the
-// caller's consent at that moment. The MCP methods are in shared/mcp.
+// These messages are the most private data in the system. They never occur in errors or logs, at any level: a failure only has a
+// [reason], which is one of our constants. A message is sent only to receivers for which the store has the caller's consent at that
+// moment. The MCP methods are in shared/mcp.
 package conversation
 
 import (
@@ -51,12 +51,12 @@ type View struct {
 	Description string   `json:"description,omitempty"`
 	Receives    []Kind   `json:"receives"`
 	Consent     *Consent `json:"consent"` // the latest decision; nil before the first one
-	// Consented reports whether the latest decision is a consent that covers the provider's current destination and everything in
-	// Receives.
+	// Consented reports whether the latest decision is a consent that covers the provider's current destination and all kinds of messages
+	// in Receives.
 	Consented bool `json:"consented"`
 }
 
-// listViews lists the providers that the principal may use, each with the principal's consent.
+// listViews returns the providers that the principal may use, each with the principal's consent.
 func (s *Service) listViews(ctx context.Context, p auth.Principal) ([]View, error) {
 	visible, given, err := s.listConsents(ctx, p)
 	out := []View{}
@@ -117,17 +117,17 @@ func (s *Service) Consent(ctx context.Context, p auth.Principal, name, by string
 	return &out, nil
 }
 
-// PathProvider is the wildcard in the pattern of the provider's route, "/consent/{provider}".
+// PathProvider is the wildcard for the provider's name in the route "/consent/{provider}".
 const PathProvider = "provider"
 
-// Handler serves the consents of callers:
+// Handler serves the consents of callers over HTTP:
 //
 //	GET    /consent             lists the providers and the caller's consents
 //	PUT    /consent/{provider}  gives consent
 //	DELETE /consent/{provider}  revokes it
 //
-// With ?principal=…, an operator with the scope [auth.ScopeManage] acts for another principal of the same workspace.
-// Errors are {"error":{"kind","message","missingScopes"?}}.
+// With ?principal=…, an operator with the scope [auth.ScopeManage] acts for another principal of the same workspace. The body of an error
+// response is {"error":{"kind","message","missingScopes"?}}.
 type Handler struct {
 	Service *Service
 	Auth    auth.Authenticator
@@ -177,7 +177,7 @@ func (h *Handler) serve(r *http.Request) (any, error) {
 	return nil, httpjson.NotAllowed("PUT, DELETE")
 }
 
-// findSubject returns the principal whose consents a request is about: the caller, or the principal that an operator names.
+// findSubject returns the principal whose consents a request is about: the caller, or the principal that an operator names in the query.
 func (h *Handler) findSubject(r *http.Request, caller auth.Principal) (auth.Principal, error) {
 	if caller.Anonymous && !h.Service.options.AllowAnonymous {
 		return caller, fault.New(fault.Forbidden,
@@ -201,8 +201,8 @@ func (h *Handler) findSubject(r *http.Request, caller auth.Principal) (auth.Prin
 	case id == "" || len(id) > maxPrincipal || len(query["principal"]) > 1:
 		return caller, fault.New(fault.Invalid, "principal is empty, too long or repeated")
 	}
-	// We do not know which providers the named principal may use, so look them up with the operator's rights. When the principal sends
-	// a message, the principal's own rights decide.
+	// We do not know the rights of the named principal, so use the operator's rights to find the providers. When the principal sends a
+	// message, the principal's own rights decide.
 	return auth.Principal{ID: id, Workspace: caller.Workspace, Scopes: caller.Scopes, Claims: caller.Claims}, nil
 }
 
@@ -245,7 +245,7 @@ func encodeHash(b []byte) string {
 	return opaque.Encode(h[:])
 }
 
-// ConsentsKey returns a key with the partition of a principal's consents and with the prefix of their sort keys.
+// ConsentsKey returns a key for reading all consents of a principal: it has their partition and the prefix of their sort keys.
 func ConsentsKey(workspace, principal string) store.Key { return consentKey(workspace, principal, "") }
 
 func consentKey(workspace, principal, provider string) store.Key {
@@ -256,8 +256,8 @@ func hashedConsentKey(workspace, principalHash, provider string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "consent#" + workspace + "#" + principalHash, Sort: "p#" + provider}
 }
 
-// markKey returns the key of the item that marks an operator's decision for a principal. The key contains both ids only
-// as hashes, so an erasure of the principal's data need not delete the item.
+// markKey returns the key of an item which says that an operator has decided about a consent for a principal. The key contains both ids
+// only as hashes, so an erasure of the principal's data need not delete the item.
 func markKey(workspace, operator, principal, provider string) store.Key {
 	return store.Key{
 		Table: store.Subscriptions, Partition: "consent#by#" + workspace + "#" + hashPrincipal(operator),
@@ -265,13 +265,14 @@ func markKey(workspace, operator, principal, provider string) store.Key {
 	}
 }
 
-// EachMark calls the function do with the key of each item that marks a decision of an operator for another principal.
+// EachMark calls the function do for each decision that an operator has made for another principal. The parameter mark of do is the key
+// of the item that records the decision.
 func EachMark(ctx context.Context, db store.DB, workspace, operator string, do func(mark store.Key) error) error {
 	return store.Each(ctx, db, markKey(workspace, operator, "", ""), "list the consents by an operator", func(it *store.Item) error { return do(it.Key) })
 }
 
-// Unname replaces the operator's id with the given name in the consent that the operator has recorded and that mark identifies (see
-// [EachMark]). It does nothing if a later decision has replaced that consent.
+// Unname replaces the operator's id with the given name in a consent that the operator has recorded. The parameter mark identifies the
+// consent; see [EachMark]. Unname does nothing if a later decision has replaced the consent.
 func Unname(ctx context.Context, db store.DB, workspace, operator string, mark store.Key, name string) error {
 	principalHash, provider, _ := strings.Cut(mark.Sort, "#")
 	it, err := store.One(ctx, db, hashedConsentKey(workspace, principalHash, provider), "read a consent")
@@ -288,14 +289,14 @@ func Unname(ctx context.Context, db store.DB, workspace, operator string, mark s
 	return fault.Wrap(fault.Unavailable, err, "take a name off a consent")
 }
 
-// hashStrings returns a hash of its arguments. For example, a consent contains only the hash of the provider's URL, because the query
-// of a URL may contain a secret.
+// hashStrings returns one hash of all its arguments. For example, a consent contains only the hash of the provider's URL, because the
+// query of a URL may contain a secret.
 func hashStrings(parts ...string) string {
 	b, _ := json.Marshal(parts) // cannot fail for strings
 	return encodeHash(b)
 }
 
-// readConsents reads all consents of a principal with strong consistency, and returns them by provider.
+// readConsents reads all consents of a principal with strong consistency, and returns them by the name of the provider.
 func (s *Service) readConsents(ctx context.Context, workspace, principal string) (map[string]consentItem, error) {
 	out := map[string]consentItem{}
 	err := store.Each(ctx, s.options.DB, ConsentsKey(workspace, principal), "read the consents", func(it *store.Item) error {
@@ -359,7 +360,8 @@ func (s *Service) headers(ctx context.Context, v rules.Provider) (http.Header, e
 	return h, nil
 }
 
-// askURL returns an asker for a provider at a URL. The provider responds with a context as JSON, or with 204 without a context.
+// askURL returns a function that sends messages to a provider at a URL. The provider responds with its context as JSON, or with status
+// 204 if it has no context.
 func (s *Service) askURL(v rules.Provider) asker {
 	return func(ctx context.Context, _ api.Client, m *Message, principal string) (json.RawMessage, error) {
 		header, err := s.headers(ctx, v)

@@ -20,49 +20,50 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// The limits of a message, in bytes except for maxTurns. A message over a limit is an error of kind fault.TooLarge, with [fault.Limit] as
-// its data.
+// The limits of a message. They are in bytes, except for maxTurns. The error for a message over a limit has the kind fault.TooLarge, and
+// a [fault.Limit] as its data.
 const (
 	maxMessageID = 256
 	MaxContent   = 64 << 10
 	maxTurns     = 100
 	maxHistory   = 96 << 10 // all previous messages in the history together
-	// maxEncoded limits the message in JSON, so that it fits into an event and a queue message.
+	// maxEncoded limits the size of the message as JSON, so that it fits into an event and into a queue message.
 	maxEncoded = 192 << 10
 )
 
-// Kind is a kind of message. Each has its own MCP method.
+// Kind is a kind of message in a conversation. Each kind has its own MCP method.
 type Kind string
 
-// The kinds: a message that the user wrote, and a response of the assistant.
+// The kinds of messages: a message that the user wrote, and a response of the assistant.
 const (
 	UserMessage       Kind = "userMessage"
 	assistantResponse Kind = "assistantResponse"
 )
 
-// Kinds lists all kinds.
+// Kinds lists all kinds of messages.
 var Kinds = []Kind{UserMessage, assistantResponse}
 
 // Method returns the MCP method for messages of this kind, for example conversation/userMessage.
 func (k Kind) Method() string { return "conversation/" + string(k) }
 
-// Message is a message from a client: the params of conversation/userMessage or conversation/assistantResponse.
+// Message is a message that a client sends. It has the params of conversation/userMessage or conversation/assistantResponse.
 type Message struct {
 	Kind Kind `json:"-"`
-	// ID is chosen by the client. If the client sends a message again with its ID, the message's event has the same id, too.
+	// ID is the message's id, which the client chooses. If the client sends the message again with the same ID, the message's event has
+	// the same id too.
 	ID      string `json:"messageId"`
 	Content string `json:"content"`
 	History []Turn `json:"recentHistory,omitempty"` // oldest first
 }
 
-// Turn is a previous message of the conversation.
+// Turn is an earlier message of the same conversation.
 type Turn struct {
 	Role    string `json:"role"` // "user" or "assistant"
 	Content string `json:"content"`
 }
 
-// Parse parses the params of a message, which must be valid JSON, and ignores unknown members. Errors, of kind fault.Invalid or
-// fault.TooLarge, do not quote the message.
+// Parse parses the params of a message, which must be valid JSON, and ignores unknown members. Its errors have the kind fault.Invalid or
+// fault.TooLarge, and do not quote the message.
 func Parse(kind Kind, params json.RawMessage) (*Message, error) {
 	m := &Message{Kind: kind}
 	if len(params) == 0 || params[0] != '{' {
@@ -183,8 +184,9 @@ func uriOf(kind Kind) string {
 	return userMessageURI
 }
 
-// LogPartitions returns the partitions of the log in which the messages of a workspace may be: copies for readers of several URIs, and
-// originals. The event types may have variables in their URIs, so there may be readers of wildcards.
+// LogPartitions returns the partitions of the event log that may have messages of a workspace's conversations. The result originals has
+// the partitions of the messages' URIs. The result copies has the partitions for readers of URI patterns, such as event://conversation/*,
+// which are possible because event types may have variables in their URIs.
 func LogPartitions(log *eventlog.Log, workspace string) (copies, originals []eventlog.Partition) {
 	keys := []string{"event://conversation/**", "event://conversation/*", "event://*/*"}
 	for _, kind := range Kinds {
@@ -198,7 +200,7 @@ func LogPartitions(log *eventlog.Log, workspace string) (copies, originals []eve
 	return copies, originals
 }
 
-// IsBy reports whether an event is a message of a principal.
+// IsBy reports whether an event is a conversation message that the principal has sent.
 func IsBy(e *event.Event, principal string) bool {
 	if e.URI != userMessageURI && e.URI != assistantResponseURI {
 		return false
@@ -207,8 +209,8 @@ func IsBy(e *event.Event, principal string) bool {
 	return ok && by == principal
 }
 
-// CheckCatalog checks that a catalog declares the events of conversations, each with an access rule. Without an access rule,
-// everyone with permission to read events could read the messages of others.
+// CheckCatalog returns an error unless the catalog declares an event type with an access rule for each kind of message that is published.
+// Without an access rule, everyone with permission to read events could read the messages of others.
 func CheckCatalog(cat *catalog.Catalog, e rules.Events) error {
 	for _, kind := range listKinds(e.UserMessage, e.AssistantResponse) {
 		if err := checkEntry(cat, kind); err != nil {
@@ -230,8 +232,8 @@ func checkEntry(cat *catalog.Catalog, kind Kind) error {
 	return nil
 }
 
-// eventsProvider returns the built-in provider that publishes messages as events, so that callers can consent to it like to any other
-// provider. It returns nil if no messages are published.
+// eventsProvider returns the built-in provider that publishes messages as events. It is a provider, so that callers can consent to it
+// like to any other provider. It returns nil if no messages are published.
 func (s *Service) eventsProvider(e rules.Events) *provider {
 	published := listKinds(e.UserMessage, e.AssistantResponse)
 	if len(published) == 0 {
@@ -247,7 +249,7 @@ func (s *Service) eventsProvider(e rules.Events) *provider {
 	}
 }
 
-// publish publishes a message as an event. It leaves out the history, because the messages in it were published before.
+// publish publishes a message as an event. The event leaves out the message's history, because the messages in it were published before.
 func (s *Service) publish(ctx context.Context, c api.Client, m *Message) error {
 	if s.options.Publisher == nil || s.options.Catalogs == nil {
 		return failure{reason: internal}
@@ -277,15 +279,15 @@ func (s *Service) publish(ctx context.Context, c api.Client, m *Message) error {
 	return failure{reason: refused}
 }
 
-// eventID returns the id of a message's event. If the client sends the message again, the id is the same.
+// eventID returns the id of the event for a message. If the client sends the message again, the id is the same.
 func eventID(c api.Client, m *Message) string {
 	return "conv_" + hashStrings(string(m.Kind), c.Principal.Workspace, c.Principal.ID, m.ID)
 }
 
-// maxMemories limits the memories accepted from one provider.
+// maxMemories limits how many memories the server accepts in one provider's response; see [Memory].
 const maxMemories = 100
 
-// Context is the merged context for a message, a ConversationContextResult.
+// Context is the merged context of all providers for a message. Clients receive it as a ConversationContextResult.
 type Context struct {
 	Text     string   // each provider's text under a heading; see [merge]
 	Memories []Memory // sorted by relevance
@@ -296,11 +298,12 @@ type Context struct {
 type Memory struct {
 	Content   string  `json:"content"`
 	Relevance float64 `json:"relevance"` // 0 to 1
-	// Source is the provider's name. If the provider names a source itself, it follows after a colon, for example "crm: notes".
+	// Source is the provider's name. If the provider names a source of the memory, that source follows after a colon, for example "crm:
+	// notes".
 	Source string `json:"source"`
 }
 
-// Members encodes the context as members of a JSON object, without the braces. It returns nil if there is no context.
+// Members returns the context as members of a JSON object, without the braces. It returns nil if the context is empty.
 func (c *Context) Members() []byte {
 	type structured struct {
 		Memories []Memory `json:"memories"`
@@ -319,7 +322,7 @@ func (c *Context) Members() []byte {
 	return b[1 : len(b)-1]
 }
 
-// answer is one provider's context.
+// answer is the context in one provider's response.
 type answer struct {
 	text     string
 	memories []Memory // sorted by relevance; Source is as the provider sent it
@@ -328,8 +331,8 @@ type answer struct {
 
 var errMalformed = fault.New(fault.Unprocessable, "the value is not a context")
 
-// parseAnswer parses a provider's response. It must be valid JSON, and is otherwise untrusted. Memories without
-// content or a finite relevance are skipped.
+// parseAnswer parses a provider's response. The caller must pass valid JSON, and parseAnswer checks everything else. It skips memories
+// without content or without a finite relevance.
 func parseAnswer(raw json.RawMessage) (a answer, err error) {
 	if len(raw) == 0 || raw[0] != '{' {
 		return a, errMalformed
@@ -378,10 +381,10 @@ func parseMemory(raw json.RawMessage) (m Memory, ok bool) {
 	return m, true
 }
 
-// maxSource is the maximum length in bytes of the source that a provider names.
+// maxSource is the maximum length of a memory's source in a provider's response, in bytes.
 const maxSource = 200
 
-// clean normalizes line breaks and removes control characters.
+// clean normalizes the line breaks in a provider's text, and removes control characters and space around it.
 func clean(s string) string {
 	s = strings.ReplaceAll(s, "\r\n", "\n")
 	s = strings.Map(func(r rune) rune {
@@ -398,7 +401,7 @@ func clean(s string) string {
 	return strings.TrimSpace(s)
 }
 
-// clip cuts valid UTF-8 to a maximum length, without splitting a character.
+// clip cuts a valid UTF-8 text to at most the given number of bytes, without splitting a character.
 func clip(s string, most int) string {
 	if len(s) <= most {
 		return s
@@ -411,11 +414,11 @@ type part struct {
 	answer
 }
 
-// merge combines the providers' contexts into one context of at most the given size in bytes. It expects the most important provider
-// first. A text that does not fit is cut at the end. A memory that does not fit is left out.
+// merge combines the providers' contexts into one context of at most the given size in bytes. The most important provider must come
+// first. A text that does not fit is cut at the end, and a memory that does not fit is left out.
 //
-// Each provider's text is under a heading with the provider's name, and each line of the text begins with "> ". A heading does not
-// begin with "> ", so a provider cannot imitate the heading of another one.
+// Each provider's text is under a heading with the provider's name, and each line of the text begins with "> ". A heading does not begin
+// with "> ", so a provider cannot imitate the heading of another one.
 func merge(parts []part, most int) *Context {
 	c := &Context{}
 	var text strings.Builder
@@ -449,7 +452,7 @@ func merge(parts []part, most int) *Context {
 
 const (
 	between = "\n\n"
-	// leastText is the minimum length in bytes of a text that has been cut. If there is less room, the text is left out.
+	// leastText is the minimum length in bytes of a provider's text after it was cut. If there is less room, the text is left out.
 	leastText = 32
 )
 
@@ -462,8 +465,8 @@ func (p part) source(own string) string {
 	return p.name + ": " + own
 }
 
-// quotePart returns a provider's text under its heading, in at most room bytes. If the text does not fit, quotePart cuts it and returns
-// false. If not even the beginning of the text fits, it returns "".
+// quotePart returns a provider's text under its heading, in at most room bytes. The result whole is false if the text does not fit and
+// quotePart had to cut it. If not even the beginning of the text fits, block is "".
 func quotePart(p part, room int) (block string, whole bool) {
 	heading := "Context from " + p.name
 	if p.title != "" {

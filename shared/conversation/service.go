@@ -38,7 +38,7 @@ type Source interface {
 	Conversation(ctx context.Context) (*rules.Conversation, error)
 }
 
-// Backends calls the gateway's backends that are context providers. [gateway.Gateway] implements it.
+// Backends calls the gateway's backends (MCP servers) that are context providers. [gateway.Gateway] implements it.
 type Backends interface {
 	// Backends returns the names of the backends that a principal may use.
 	Backends(ctx context.Context, p auth.Principal) []string
@@ -56,21 +56,23 @@ type Publisher interface {
 type Options struct {
 	Source Source
 	DB     store.DB
-	// Key has 32 bytes. Two keys are derived from it: one for the pseudonyms by which providers know principals, and one
-	// that encrypts contexts in the event log, from which clients' streams read them.
+	// Key is a secret of 32 bytes, from which two keys are derived. One key makes the pseudonyms by which providers know principals. The
+	// other one encrypts contexts in the event log, from which clients' streams read them.
 	Key      []byte
 	Backends Backends // may be nil
 	// Catalogs and Publisher are needed to publish messages as events.
 	Catalogs  catalog.Source
 	Publisher Publisher
-	// AllowAnonymous lets the single principal of --auth none consent on behalf of all callers, for development.
+	// AllowAnonymous allows consents without authentication (--auth none), for development. All callers are then the same principal, so
+	// one caller consents for all.
 	AllowAnonymous bool
 	HTTP           *http.Client // the client for providers at URLs; nil means [newHTTP]
-	// Prepares starts a session with a backend in the background if the backend missed the budget, so that it can answer
-	// the next message in time. It is useless on Lambda, which freezes the process after the response.
+	// Prepares lets the service start a session with a backend in the background if the backend was too slow to answer a message. The
+	// backend can then answer the next message in time. Do not set Prepares on Lambda, which freezes the process after the response.
 	Prepares bool
 	Rate     *quota.Rate // limits each principal's messages; nil means no quota
-	// Secrets looks up the secret that a setting refers to, for each message to a provider at a URL. Nil means the environment.
+	// Secrets looks up the secret to which a setting refers, for each message to a provider at a URL. Nil means that secrets are
+	// environment variables.
 	Secrets func(ctx context.Context, v secret.Value) (string, error)
 	Log     *slog.Logger
 	Metrics *metric.Set // may be nil
@@ -92,11 +94,11 @@ type Service struct {
 	preparing map[preparation]bool
 }
 
-// minBurst is the smallest burst of messages that a principal may send, even if its quota is low.
+// minBurst is the smallest number of messages that a principal may send in a burst, even if its quota is low.
 const minBurst = 20
 
-// NewRate returns a quota of messages per second. A burst may have as many messages as two seconds allow, or [minBurst] if that is
-// more.
+// NewRate returns a quota of messages per second for [Options]. A burst may have as many messages as the quota allows in two seconds, or
+// [minBurst] if that is more.
 func NewRate(limitOf quota.LimitFunc) *quota.Rate {
 	return quota.NewRate(quota.ConversationRate, "messages", limitOf, func(perSecond float64) float64 { return max(2*perSecond, minBurst) })
 }
@@ -133,16 +135,16 @@ func (s *Service) Close(ctx context.Context) error {
 	return fault.Wrap(fault.Unavailable, periodic.Wait(ctx, &s.running), "wait for providers")
 }
 
-// Offers says which kinds of messages a caller is asked to send.
+// Offers says which kinds of messages the server asks a caller to send.
 type Offers struct {
 	OnUserMessage       bool `json:"onUserMessage,omitempty"`
 	OnAssistantResponse bool `json:"onAssistantResponse,omitempty"`
 }
 
-// Any reports whether the caller is asked to send any messages.
+// Any reports whether the server asks the caller to send any messages.
 func (o Offers) Any() bool { return o.OnUserMessage || o.OnAssistantResponse }
 
-// Has reports whether the caller is asked to send messages of the kind.
+// Has reports whether the server asks the caller to send messages of the kind.
 func (o Offers) Has(kind Kind) bool {
 	return kind == UserMessage && o.OnUserMessage || kind == assistantResponse && o.OnAssistantResponse
 }
@@ -154,7 +156,7 @@ func (s *Service) Enabled(ctx context.Context) bool {
 	return err == nil && now.Conversation.Enabled()
 }
 
-// Check returns an error of kind fault.Invalid for each provider with a missing secret.
+// Check returns an error of kind fault.Invalid if a secret is missing that a provider needs. The error lists all such providers.
 func (s *Service) Check(ctx context.Context, c *rules.Conversation) error {
 	var all []error
 	for _, v := range c.Providers {
@@ -164,8 +166,8 @@ func (s *Service) Check(ctx context.Context, c *rules.Conversation) error {
 	return errors.Join(all...)
 }
 
-// Offers returns the kinds of messages that the server asks a principal to send. A kind is offered if it is enabled and at
-// least one provider could receive it.
+// Offers returns the kinds of messages that the server asks a principal to send. It offers a kind if at least one provider that the
+// principal may use receives messages of this kind.
 func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 	now, err := s.current(ctx)
 	if err != nil || p.Anonymous && !s.options.AllowAnonymous {
@@ -179,9 +181,10 @@ func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 	return o
 }
 
-// Forward sends a message to all providers to which the caller has consented, and returns the context that arrived within
-// the configured Budget. It skips providers that answer later, logs them and counts them in [metric.ContextMissing]. If the caller's
-// quota of messages is used up, Forward does not send the message and returns fault.Exhausted with [quota.RetryAfter].
+// Forward sends a message to all providers to which the caller has consented, and merges the contexts that arrive within the configured
+// Budget. It skips providers that answer later, logs them and counts them in [metric.ContextMissing].
+//
+// If the caller's quota of messages is used up, Forward does not send the message and returns fault.Exhausted with [quota.RetryAfter].
 func (s *Service) Forward(ctx context.Context, c api.Client, m *Message) (*Context, error) {
 	if err := s.options.Rate.Take(ctx, c.Principal, 1, time.Now()); err != nil {
 		return nil, err
@@ -215,7 +218,8 @@ type reply struct {
 	missing reason // empty if there is an answer
 }
 
-// gather asks all providers concurrently. It returns the answers that arrive within the budget, in the order of the providers.
+// gather sends the message to all receivers concurrently. It returns the answers that arrive within the time budget, in the order of the
+// receivers.
 func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []*provider, c api.Client, m *Message) (parts []part) {
 	asked, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
@@ -244,8 +248,8 @@ func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []
 	return parts
 }
 
-// ask sends the message to one provider, unless its [breaker] is open. The parameter ctx is the caller's context, and
-// asked is the context of the request, which also ends when the budget is used up.
+// ask sends the message to one provider, unless the provider's [breaker] is open after too many timeouts. The parameter ctx is the
+// caller's context, and asked is the context of the request, which also ends when the time budget is used up.
 func (s *Service) ask(ctx, asked context.Context, p *provider, c api.Client, m *Message) reply {
 	raw, err := p.breaker.Execute(func() (json.RawMessage, error) {
 		raw, err := p.ask(asked, c, m, s.nameFor(p, c.Principal))
@@ -267,11 +271,11 @@ func (s *Service) ask(ctx, asked context.Context, p *provider, c api.Client, m *
 }
 
 // FailureCounts returns how often each provider failed or answered too late since the process started. The outer key is
-// workspace/provider, the inner key the reason.
+// "workspace/provider", and the inner key is the reason.
 func (s *Service) FailureCounts() map[string]map[string]int64 { return s.missing.ByThird() }
 
-// A backend whose session takes longer to start than the budget would never provide any context, because each message would start a new
-// session. So the service starts a session in the background, after the response, and the next message uses it.
+// A backend whose session takes longer to start than the time budget would never provide any context, because each message would start a
+// new session. So the service starts a session in the background, after the response, and the next message uses it.
 
 const (
 	prepareTime  = 20 * time.Second // limits the start of one session
@@ -279,7 +283,7 @@ const (
 	maxOwn       = 16               // how many of these sessions may be of one principal
 )
 
-// preparation is the key of a session that is being started, so that concurrent messages of a client start only one.
+// preparation identifies a session that is being started, so that concurrent messages of a client start only one session.
 type preparation struct{ backend, workspace, principal, session string }
 
 // prepare starts the caller's session with a backend. If that takes longer than prepareTime, it calls timedOut.
@@ -330,7 +334,7 @@ const (
 // failure is an error that keeps only the reason, because a provider's error may contain parts of the conversation.
 type failure struct {
 	reason reason
-	// starting is true if the session with the backend was not ready. The service starts it in the background.
+	// starting is true if the session with the backend was not ready in time. The service then starts a session in the background.
 	starting bool
 }
 
@@ -355,11 +359,11 @@ func reasonOf(asked, caller context.Context, err error) reason {
 	return internal
 }
 
-// asker sends a message to one provider and returns the provider's answer unchecked. The parameter principal is the principal id or
-// the pseudonym that the provider receives. All errors are of type failure.
+// asker is a function that sends a message to one provider and returns the provider's response unchecked. The parameter principal is the
+// principal id or the pseudonym that the provider receives. All errors are of type failure.
 type asker func(ctx context.Context, c api.Client, m *Message, principal string) (json.RawMessage, error)
 
-// provider is a configured provider, or the built-in [rules.EventsProvider].
+// provider is a context provider from the configuration, or the built-in [rules.EventsProvider].
 type provider struct {
 	name, title, description string
 	workspace                string
@@ -373,8 +377,9 @@ type provider struct {
 
 func (p *provider) receives(kind Kind) bool { return slices.Contains(p.kinds, kind) }
 
-// breaker stops sending messages to a provider for restFor after tripAfter consecutive timeouts or failed connections. Then it lets one
-// message through. If that succeeds, the provider gets all messages again; otherwise the next pause begins.
+// breaker is a circuit breaker. After tripAfter consecutive timeouts or failed connections, it stops sending messages to a provider for
+// the time restFor. Then it lets one message through. If that succeeds, the provider gets all messages again; otherwise the next pause
+// begins.
 type breaker = gobreaker.CircuitBreaker[json.RawMessage]
 
 const (
@@ -382,10 +387,11 @@ const (
 	restFor   = 30 * time.Second
 )
 
-// newBreaker returns a breaker for a provider. The breaker counts only failures that make callers wait: timeouts and failed
-// connections. It does not count other errors, because they may concern only one caller's message. It also ignores messages that fail
-// because the caller's session with the backend has not started yet, because other callers may have sessions. But it counts a session
-// that does not start within prepareTime.
+// newBreaker returns a breaker for a provider. The breaker counts only failures that make callers wait: timeouts, failed connections, and
+// sessions that do not start within prepareTime. Other errors may concern only one caller's message.
+//
+// It also ignores messages that fail because the caller's session with the backend has not started yet, because other callers may have
+// sessions.
 func (s *Service) newBreaker(p *provider) *breaker {
 	return gobreaker.NewCircuitBreaker[json.RawMessage](gobreaker.Settings{
 		MaxRequests: 1, Timeout: restFor,
@@ -434,7 +440,7 @@ func (s *Service) current(ctx context.Context) (*set, error) {
 	return s.set, nil
 }
 
-// newSet creates the providers of a configuration. A provider that existed before keeps its breaker.
+// newSet creates the providers of a configuration. A provider that existed before with the same destination keeps its breaker.
 func (s *Service) newSet(c *rules.Conversation) *set {
 	next := &set{made: c, Conversation: *c}
 	for _, v := range c.Providers {
@@ -512,8 +518,8 @@ func (s *Service) askBackend(p *provider, name string) asker {
 // metaPrincipal is the key in _meta under which a backend receives the caller's principal id or pseudonym.
 const metaPrincipal = "io.github.mcp-events/principal"
 
-// nameFor returns the principal id for a provider that may see it. Any other provider gets a pseudonym, which is always
-// the same for this provider, but different for every other one.
+// nameFor returns the id by which a provider knows the caller. That is the principal id if the provider may see it. Otherwise it is a
+// pseudonym, which is different for each provider and stays the same while the provider's destination does.
 func (s *Service) nameFor(p *provider, caller auth.Principal) string {
 	if p.plain {
 		return url.PathEscape(caller.ID) // without the characters that are not allowed in an HTTP header
@@ -524,12 +530,12 @@ func (s *Service) nameFor(p *provider, caller auth.Principal) string {
 	return opaque.Encode(mac.Sum(nil))
 }
 
-// Seal encrypts a context before it is written to the event log. Only [Service.Open] with the same principal can decrypt it.
+// Seal encrypts a context, so that it can be written to the event log. Only [Service.Open] with the same principal can decrypt it.
 func (s *Service) Seal(p auth.Principal, text []byte) []byte {
 	return s.aead.Seal(nil, nil, text, encodeOwner(p))
 }
 
-// Open decrypts the result of [Service.Seal].
+// Open decrypts a context that [Service.Seal] has encrypted for the same principal.
 func (s *Service) Open(p auth.Principal, sealed []byte) ([]byte, error) {
 	text, err := s.aead.Open(nil, nil, sealed, encodeOwner(p))
 	return text, fault.Wrap(fault.Internal, err, "open a context")
