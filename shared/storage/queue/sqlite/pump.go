@@ -22,8 +22,8 @@ const (
 	maxUntilDue = queue.MaxDelay + time.Minute
 )
 
-// pump is the background goroutine of a queue. It ends back-offs and delays, reads rows into memory when there is room, and repeats
-// failed writes.
+// pump does the background work of a queue in a goroutine. It ends back-offs and delays, reads rows into memory when there is room, and
+// repeats failed writes.
 func (mq *memoryQueue) pump() {
 	timer := time.NewTimer(maxSleep)
 	defer timer.Stop()

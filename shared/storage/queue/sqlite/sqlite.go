@@ -85,8 +85,8 @@ func Open(e *engine.Engine, opts Options) (*Queues, error) {
 	return q, nil
 }
 
-// setup is an [engine.Job], i.e. a part of a write transaction. It creates the tables of all queues if they do not exist, and reads how
-// many messages the previous process left in them.
+// setup is an [engine.Job], which is a part of a write transaction. It creates the tables of all queues if they do not exist, and reads
+// how many messages the previous process left in them.
 type setup struct{ q *Queues }
 
 func (s setup) Apply(tx *engine.Tx) error {

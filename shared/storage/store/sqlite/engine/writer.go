@@ -218,7 +218,7 @@ func (e *Engine) submit(ctx context.Context, en *entry) error {
 	}
 }
 
-// write is the writer's goroutine. It runs until the queue is closed and empty. While it writes a commit to the disk, jobs for the next
+// write runs the writer in its goroutine until the queue is closed and empty. While it writes a commit to the disk, jobs for the next
 // commit arrive.
 func (e *Engine) write() {
 	defer e.alarm.Stop()
