@@ -384,7 +384,7 @@ func parseMemory(raw json.RawMessage) (m Memory, ok bool) {
 // maxSource is the maximum length of a memory's source in a provider's response, in bytes.
 const maxSource = 200
 
-// clean normalizes the line breaks in a provider's text, and removes control characters and space around it.
+// clean normalizes the line breaks in a provider's text. It removes control characters, and white space at the beginning and the end.
 func clean(s string) string {
 	s = strings.ReplaceAll(s, "\r\n", "\n")
 	s = strings.Map(func(r rune) rune {

@@ -378,8 +378,7 @@ type provider struct {
 func (p *provider) receives(kind Kind) bool { return slices.Contains(p.kinds, kind) }
 
 // breaker is a circuit breaker. After tripAfter consecutive timeouts or failed connections, it stops sending messages to a provider for
-// the time restFor. Then it lets one message through. If that succeeds, the provider gets all messages again; otherwise the next pause
-// begins.
+// the time restFor. Then it lets one message through, and only if that succeeds does the provider get all messages again.
 type breaker = gobreaker.CircuitBreaker[json.RawMessage]
 
 const (
@@ -519,7 +518,7 @@ func (s *Service) askBackend(p *provider, name string) asker {
 const metaPrincipal = "io.github.mcp-events/principal"
 
 // nameFor returns the id by which a provider knows the caller. That is the principal id if the provider may see it. Otherwise it is a
-// pseudonym, which is different for each provider and stays the same while the provider's destination does.
+// pseudonym, which is different for each provider and stays the same as long as the provider's destination does not change.
 func (s *Service) nameFor(p *provider, caller auth.Principal) string {
 	if p.plain {
 		return url.PathEscape(caller.ID) // without the characters that are not allowed in an HTTP header

@@ -26,7 +26,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Environment variables that [Load] reads. The SDKs use the same names.
+// Environment variables that [Load] reads. The AWS SDKs use the same names.
 const (
 	envRegion        = "AWS_REGION"
 	envDefaultRegion = "AWS_DEFAULT_REGION"

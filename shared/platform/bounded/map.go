@@ -15,7 +15,7 @@ type Map[K comparable, V any] struct {
 	young, old map[K]V
 }
 
-// DefaultBound is the largest number of entries of a [Map] with the zero value.
+// DefaultBound is the largest number of entries of a [Map] that was not made with [NewMap].
 const DefaultBound = 8192
 
 // NewMap returns a map of at most bound entries.

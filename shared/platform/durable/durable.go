@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 )
 
-// WriteFile replaces the content of a file, or creates the file. The file gets the mode 0600. If root replaces another user's file, that
-// user still owns it. When WriteFile returns nil, the new content is on disk.
+// WriteFile replaces the content of a file, or creates the file, with mode 0600. If root replaces another user's file, that user still
+// owns it. When WriteFile returns nil, the new content is on disk.
 func WriteFile(path string, content []byte) error {
 	dir := filepath.Dir(path)
 	temp, err := os.CreateTemp(dir, filepath.Base(path)+".*") // mode 0600

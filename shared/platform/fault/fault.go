@@ -61,7 +61,7 @@ type Error struct {
 	Message string
 	// Data has details that are shown to the caller, or nil. It must marshal to JSON.
 	Data any
-	// Err is the cause, or nil. [Public] says which of its text a caller may see.
+	// Err is the cause of the error, or nil. The function [Public] decides which part of its text a caller may see.
 	Err error
 }
 
@@ -192,7 +192,7 @@ func Recovered(err *error) {
 // FromPanic returns an error with the value p of a recovered panic and the stack trace.
 func FromPanic(p any) error { return fmt.Errorf("panic: %v\n%s", p, debug.Stack()) }
 
-// PrintData prints the data of an error for the command line. The parameter shown is the error's text, which was printed already. Each
+// PrintData prints the data of an error for the command line, which has already printed the error's text (the parameter shown). Each
 // schema fault gets a line, for example "/number: must be integer, not string". Other data is printed as JSON.
 //
 // PrintData skips data that would only repeat the shown text: the faults of a file, because the text lists them all, and a single fault

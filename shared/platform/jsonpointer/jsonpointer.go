@@ -80,7 +80,7 @@ func (p Pointer) ValueIn(doc any) (value any, ok bool) {
 	return doc, true
 }
 
-// Fault is a mistake in a document, with a pointer to the wrong value. An empty pointer refers to the whole document.
+// Fault is a mistake in a document, with a pointer to the value that has the mistake. An empty pointer refers to the whole document.
 type Fault struct {
 	Pointer string `json:"pointer"`
 	Message string `json:"message"`

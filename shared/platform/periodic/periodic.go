@@ -20,8 +20,8 @@ type Job struct {
 	Run func(ctx context.Context) (done int, err error)
 }
 
-// Round runs one round of each job concurrently and returns their errors. A round may take the time each. Running out of time is not an
-// error, because the next round continues the job. A panic only fails its own job.
+// Round runs one round of each job, concurrently and each for at most the given time, and returns their errors. Running out of time is
+// not an error, because the next round continues the job. A panic only fails its own job.
 func Round(ctx context.Context, each time.Duration, log *slog.Logger, jobs ...Job) error {
 	errs := make([]error, len(jobs))
 	var running sync.WaitGroup
@@ -32,8 +32,8 @@ func Round(ctx context.Context, each time.Duration, log *slog.Logger, jobs ...Jo
 	return errors.Join(errs...)
 }
 
-// Every repeats each job at the given interval, independently of the other jobs, until ctx ends. It then waits for the running jobs. The
-// interval is also the time limit of a round. A panic only ends its own job's round.
+// Every repeats each job at the given interval until ctx ends, and then waits for the running jobs. The interval is also the time limit
+// of a round. A panic only ends its own job's round.
 func Every(ctx context.Context, interval time.Duration, log *slog.Logger, jobs ...Job) {
 	var running sync.WaitGroup
 	for _, j := range jobs {

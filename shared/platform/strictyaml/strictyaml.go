@@ -245,7 +245,7 @@ func (f *File) Items(n *Node, what string, limit int) []*Node {
 }
 
 // Text returns the text of a node. If the node is not text, it reports a fault, and ok is false. Numbers, truth values and null are
-// faults, because their text may not be what the author meant. For example, the version 1.10 without quotes is the number 1.1.
+// faults, because their text may not be what the author meant; for example, the version 1.10 without quotes is the number 1.1.
 func (f *File) Text(n *Node, what string) (text string, ok bool) {
 	n = resolve(n)
 	if n.Kind != yaml.ScalarNode || (n.Tag != "!!str" && n.Tag != "!!timestamp") {

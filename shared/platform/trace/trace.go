@@ -121,8 +121,8 @@ const (
 )
 
 const (
-	// maxState is the maximum length of a tracestate that we pass on, in bytes. W3C requires a limit of at least 512. If a tracestate is
-	// longer, we drop members until it fits. We first drop members that are longer than largeEntry.
+	// maxState is the maximum length of a tracestate that we pass on, in bytes. W3C requires a limit of at least 512. From a longer
+	// tracestate we drop members until it fits, and first the members that are longer than largeEntry.
 	maxState   = 512
 	largeEntry = 128
 	// maxRead is the maximum length of a tracestate that we parse, in bytes. We ignore longer ones.

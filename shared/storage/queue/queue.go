@@ -2,8 +2,8 @@
 // [Handler], which receives batches of messages. The queue redelivers each message until the handler accepts it.
 //
 // On AWS, an SQS event source mapping calls the handler in a Lambda function. In a stand-alone server, the workers of a [Consumer] call
-// it with the same kind of batches, of which it may also fail single messages. The adapters queue/sqs and queue/sqlite both pass the test
-// suite queue/queuetest.
+// it in the same way, and it may also fail single messages of a batch. The adapters queue/sqs and queue/sqlite both pass the test suite
+// queue/queuetest.
 package queue
 
 import (
@@ -67,7 +67,7 @@ type Outgoing struct {
 	// escapes them.
 	Body []byte
 	// Value is the Go value that Body encodes, or nil. A queue in the same process may pass Value to the handler, which then need not
-	// decode Body. The sender and the handler must not change Body or Value.
+	// decode Body. The sender and the handler must not change Body or Value after the message was sent.
 	Value any
 	// Group has at most 128 characters of [A-Za-z0-9_-]. A FIFO queue keeps the order of messages with the same group. A standard queue
 	// shares its consumers fairly among the groups.
@@ -190,8 +190,8 @@ type ConsumeOptions struct {
 	// PerGroup limits how many messages of one group of a standard queue are handled concurrently; 0 means no limit. Messages
 	// without a group are not limited. SQS has no such limit.
 	PerGroup int
-	// Bytes limits the total size of the messages that are handled concurrently; 0 means no limit. One group of a standard queue
-	// gets at most half of it. A message that is larger than the limit is handled alone. SQS has no such limit.
+	// Bytes limits the total size of the messages that are handled concurrently; 0 means no limit. One group of a standard queue gets at
+	// most half of it, and a message that is larger than the limit is handled alone. SQS has no such limit.
 	Bytes int
 }
 

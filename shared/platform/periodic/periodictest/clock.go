@@ -6,9 +6,8 @@ import (
 	"unsafe"
 )
 
-// AfterFreeze returns the time as it is read after Lambda has frozen the process. The clock showed t before the freeze, and the freeze
-// took the time d in whole seconds. Meanwhile, the wall clock continued and the monotonic clock stood still. With a negative d,
-// AfterFreeze returns a reading before the freeze.
+// AfterFreeze returns the reading of the clock after Lambda has frozen the process for d, in whole seconds, if the reading before was t.
+// Meanwhile, the wall clock continued and the monotonic clock stood still. With a negative d, AfterFreeze returns an earlier reading.
 //
 // Package time cannot create such a reading. So AfterFreeze changes t's field for the wall clock, whose lowest 30 bits are nanoseconds.
 // The higher bits are seconds.

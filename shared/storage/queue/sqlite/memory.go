@@ -219,8 +219,8 @@ const (
 	rowFailed
 )
 
-// backoff is an entry in the heap of back-offs. The field until is the time when it ends. On a standard queue, the entry delays the
-// failed message msg. On a FIFO queue, it delays a group, and count is how many messages at the front of the group are blocked.
+// backoff is an entry in the heap of back-offs, which ends at the time until. On a standard queue, it delays the failed message msg. On a
+// FIFO queue, it delays a group, and count is how many messages at the front of the group are blocked.
 type backoff struct {
 	until time.Time
 	msg   *message

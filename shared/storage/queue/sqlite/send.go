@@ -543,8 +543,8 @@ func (f *forwarding) Apply(tx *engine.Tx) error {
 
 // Done ends the wait of the sender. If the messages could not be written, the sender gets an error.
 //
-// After an error, a standard queue still delivers the messages from memory, although the sender may send them again. A FIFO queue drops
-// them, unless a handler already has them and succeeds.
+// After an error, a standard queue still delivers the messages from memory, so they arrive twice if the sender sends them again. A FIFO
+// queue drops them, unless a handler already has them and succeeds.
 func (f *forwarding) Done(err error) {
 	mq := f.queue
 	if mq.dedup != nil {
