@@ -44,9 +44,10 @@ func (e *Entry) ValidatePayload(payload []byte) error {
 	return fault.New(fault.Unprocessable, "the payload does not fit the schema of %s", e.Name).With(faults)
 }
 
-// ValidateParams checks values of the template's variables against the params schema. Variables may be missing unless the schema
-// requires them. If the schema of a variable says number, integer or boolean, its text is converted. The error is of kind
-// fault.Invalid, names the first fault, and has a []jsonpointer.Fault as data.
+// ValidateParams checks values of the template's variables against the params schema. Variables may be missing unless the schema requires
+// them. If the schema of a variable says number, integer or boolean, the variable's text is converted to this type.
+//
+// The error is of kind fault.Invalid, names the first fault, and has a []jsonpointer.Fault as data.
 func (e *Entry) ValidateParams(vars map[string]string) error {
 	obj := make(map[string]any, len(vars))
 	var faults []jsonpointer.Fault
@@ -146,7 +147,7 @@ func isCheap(n json.Number) bool {
 	return true
 }
 
-// faults validates a value and returns its violations of the schema. It returns an error only if the schema does not compile.
+// faults returns the faults of a value, which are its violations of the schema. It returns an error only if the schema does not compile.
 func (s schema) faults(v any) ([]jsonpointer.Fault, error) {
 	compiled, err := s()
 	if err != nil {
@@ -267,8 +268,9 @@ func (p *parser) addSchemaFaults(n *strictyaml.Node, what string, err error) {
 	p.file.Add(line, "%s is not a JSON Schema: %.300s", what, err)
 }
 
-// pickCause picks one cause of each anyOf in a validation error of the meta-schema, so that a misspelled type is reported once. It
-// picks the cause that failed deepest in the schema, because there the author came closest to a valid one.
+// pickCause keeps only one cause of each anyOf in an error of the meta-schema, which describes JSON Schemas. A misspelled type is
+// therefore reported once. pickCause keeps the cause that failed deepest in the schema, because there the author came closest to a valid
+// schema.
 func pickCause(ve *jsonschema.ValidationError) *jsonschema.ValidationError {
 	if _, ok := ve.ErrorKind.(*kind.AnyOf); ok && len(ve.Causes) > 0 {
 		return pickCause(slices.MaxFunc(ve.Causes, func(a, b *jsonschema.ValidationError) int {
@@ -414,8 +416,8 @@ func schemaCost(raw json.RawMessage) int {
 	return c.cost(root)
 }
 
-// coster computes costs. The field known caches the cost of each reference's target. While the cost of a target is being computed, known
-// has tooExpensive for it. So a circular reference ends the recursion, and makes the schema too expensive.
+// coster computes the cost of a schema. The field known caches the cost of each reference's target. While the cost of a target is being
+// computed, known has tooExpensive for the target. So a circular reference ends the recursion, and makes the schema too expensive.
 type coster struct {
 	root  any
 	known map[string]int
@@ -473,10 +475,11 @@ func (c *coster) costOfTarget(ref string) int {
 	return c.known[pointer]
 }
 
-// statesPerCost is how many states of a regular expression count as much in [schemaCost] as one value of a schema.
+// statesPerCost is how many states of a regular expression cost as much in [schemaCost] as one JSON value of a schema.
 const statesPerCost = 4
 
-// patternCost returns the cost of a regular expression. Repetitions multiply its states: x{1000} has 1,000.
+// patternCost returns the cost of a regular expression in a schema. Repetitions multiply its states. For example, x{1000} has 1,000
+// states.
 func patternCost(pattern string) int {
 	re, err := syntax.Parse(pattern, syntax.Perl)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 // documents, followed by a workspace, is the name of the workspace's stored catalog.
 const documents = "catalog:"
 
-// Shared is the name under which a stand-alone server stores the catalog for all workspaces without their own.
+// Shared is the name under which a stand-alone server stores the catalog for all workspaces without their own catalog.
 const Shared = "*"
 
 // Document is the stored catalog of a workspace.
@@ -190,8 +190,8 @@ func (s *Stored) Invalidate() {
 	s.backends.Invalidate()
 }
 
-// Workspaces is a [Source] with a separate source per workspace. Workspaces that are not in Own use Rest. If Rest is nil, they
-// are unknown.
+// Workspaces is a [Source] with a separate source per workspace. Workspaces that are not in Own use Rest. If Rest is nil, these
+// workspaces are unknown.
 type Workspaces struct {
 	Own  map[string]Source
 	Rest Source
