@@ -106,7 +106,7 @@ func payloadOf(e *event.Event) *Payload {
 // Passes reports whether all filters accept the payload.
 func (p *Payload) Passes(filters []Filter) bool { return p.FindRejecting(filters) == nil }
 
-// FindRejecting returns the first filter that does not accept the payload, or nil if all do.
+// FindRejecting returns the first filter that does not accept the payload, or nil if all filters accept it.
 func (p *Payload) FindRejecting(filters []Filter) *Filter {
 	if len(filters) == 0 {
 		return nil
@@ -234,7 +234,7 @@ func valueOf(payload json.RawMessage) any {
 	return jsonrpc.Value(payload)
 }
 
-// Redact returns the payload without the members at the pointers. It replaces elements of lists with null.
+// Redact returns the payload without the members at the pointers. If a pointer leads to an element of a list, the element becomes null.
 func Redact(payload json.RawMessage, pointers []string) (json.RawMessage, error) {
 	if len(pointers) == 0 {
 		return payload, nil

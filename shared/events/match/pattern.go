@@ -78,7 +78,7 @@ type Shape struct {
 
 const parentsScope = "parents"
 
-// ScopeOf returns the scope of an event type's shapes or, for an empty name, the scope of parent patterns.
+// ScopeOf returns the [Shape.Scope] of an event type's patterns or, for an empty name, of parent patterns.
 func ScopeOf(entry string) string {
 	if entry == "" {
 		return parentsScope
@@ -171,7 +171,7 @@ func ForEntry(e *catalog.Entry, vars map[string]string) Pattern {
 
 func maskName(mask int) string { return "m" + strconv.FormatInt(int64(mask), 16) }
 
-// ScopesOf returns the scopes of the patterns that can match events of an event type: the type's own scope and the scope of parent
+// ScopesOf returns each [Shape.Scope] of patterns that can match events of an event type: the type's own scope and the scope of parent
 // patterns.
 func ScopesOf(entry string) []string { return []string{ScopeOf(entry), parentsScope} }
 
@@ -341,7 +341,7 @@ func (s *Selection) CheckAccess(p auth.Principal) error {
 	return s.Entry.Access.Check(p, s.Vars)
 }
 
-// Wants reports whether an event that matches the pattern has the selected type and passes the filters.
+// Wants reports whether an event has the selected type and passes the filters. The event must match the selection's pattern.
 func (s *Selection) Wants(e *event.Event) bool {
 	return e.Name == s.Entry.Name && (len(s.Filters) == 0 || payloadOf(e).Passes(s.Filters))
 }
