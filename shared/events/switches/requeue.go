@@ -171,7 +171,7 @@ func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error
 	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, gone...), "delete requeued messages")
 }
 
-// sendEach sends messages one by one, and dead-letters the messages that the queue refuses.
+// sendEach sends messages one by one. Messages that the queue refuses become dead letters.
 func (s *Set) sendEach(ctx context.Context, name queue.Name, out []queue.Outgoing, items []store.Item) error {
 	for i, m := range out {
 		err := s.Queue.Send(ctx, name, m)
