@@ -227,7 +227,7 @@ func NewOpener(private []byte) (*Opener, error) {
 	return &Opener{dec: dec, opened: bounded.NewMap[[sha256.Size]byte, []byte](openCache)}, nil
 }
 
-// Open decrypts a secret that was sealed with the same binding. The result is cached, so it must not be changed.
+// Open decrypts a secret that was sealed with the given binding. The result is cached, so it must not be changed.
 func (o *Opener) Open(_ context.Context, sealed []byte, b Binding) ([]byte, error) {
 	info := b.encode()
 	h := sha256.New()

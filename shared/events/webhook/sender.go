@@ -65,7 +65,8 @@ type Options struct {
 	RootCAs *x509.CertPool
 	// Identity, if not nil, adds an ed25519 signature (v1a) to each webhook.
 	Identity *Identity
-	// ConnsPerHost limits the connections to one host and port (default 128). Further requests wait within their timeout.
+	// ConnsPerHost limits the connections to one host and port (default 128). Further requests wait for a free connection within their
+	// timeout.
 	ConnsPerHost int
 	// MaxConns limits the open connections, busy or idle, to all hosts together. The default is the result of [descriptors.MaxOutgoing].
 	// At the limit, idle connections are closed. If that is not enough, a request waits within its own timeout and then fails as
@@ -87,7 +88,7 @@ type Sender struct {
 
 // Request is one attempt to deliver a webhook.
 type Request struct {
-	// URL is the target. The guard checks the URL, and the address of each new connection to it.
+	// URL is the endpoint's URL. The sender's [Guard] checks the URL, and the address of each new connection to it.
 	URL string
 	// ID is the webhook-id, which is the same in all attempts. It is the event's id or, for MCP Events clients with the profile
 	// "final", a hash of subscription and event.
@@ -293,8 +294,8 @@ func (s *Sender) exchange(parent context.Context, req *http.Request, timeout tim
 }
 
 // endedAsIdle reports whether net/http closed a connection as idle while a response was arriving on it. For a response without a body,
-// net/http marks the connection as idle before it hands over the response. It does not export these errors, so endedAsIdle compares their
-// text.
+// net/http marks the connection as idle before it hands over the response. net/http does not export these errors, so endedAsIdle compares
+// their text.
 func endedAsIdle(err error) bool {
 	return err != nil && (strings.HasSuffix(err.Error(), "http: CloseIdleConnections called") ||
 		strings.HasSuffix(err.Error(), "http: putIdleConn: too many idle connections"))
@@ -448,10 +449,11 @@ const (
 	HTTP5xx Category = "http_5xx"
 	// ChallengeFailed: the endpoint did not echo its verification challenge.
 	ChallengeFailed Category = "challenge_failed"
-	// Aborted: the context given to [Sender.Send] ended. It does not count against the endpoint and is never shown to subscribers.
+	// Aborted: the context given to [Sender.Send] ended. The attempt does not count against the endpoint, and subscribers never see this
+	// category.
 	Aborted Category = "aborted"
-	// Internal: this server lacked a resource, for example memory or a free connection. It does not count against the endpoint and is
-	// never shown to subscribers.
+	// Internal: this server lacked a resource, for example memory or a free connection. The attempt does not count against the endpoint,
+	// and subscribers never see this category.
 	Internal Category = "internal"
 )
 
