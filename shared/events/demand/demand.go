@@ -38,12 +38,12 @@ import (
 )
 
 const (
-	// keep is how long a demand, which records that a client wants a backend's events, lasts after its last renewal. It is longer than
-	// the time between two polls of a client.
+	// keep is how long a demand (the record that a client wants a backend's events) lasts after its last renewal. It is longer than the
+	// time between two polls of a client.
 	keep = 10 * time.Minute
-	// RenewEvery is how often the demand of an open stream is renewed.
+	// RenewEvery is the time between two renewals of an open stream's demand.
 	RenewEvery = keep / 4
-	// maxWanted limits how many URIs of one backend a principal may want events of.
+	// maxWanted limits the URIs of one backend whose events a principal may want at the same time.
 	maxWanted = 200
 	// lookEvery is how often a waiting client's request checks whether the relay has subscribed at the backend.
 	lookEvery = 50 * time.Millisecond
@@ -270,7 +270,7 @@ func (r *Registry) SetState(ctx context.Context, workspace, uri string, s State)
 	return fault.Wrap(fault.Unavailable, r.DB.Write(ctx, store.Put(it)), "record the state of a subscription at a backend")
 }
 
-// Forget removes the state, the cursor and the restart request of a subscription at a backend that has ended.
+// Forget removes the state, the cursor and the restart request of a backend's subscription that has ended.
 func (r *Registry) Forget(ctx context.Context, workspace, uri string) error {
 	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(ctx, store.Delete(stateKey(workspace, uri, "state")), store.Delete(stateKey(workspace, uri, "cursor")),
 		store.Delete(restartKey(workspace, uri))), "forget a subscription at a backend")
@@ -413,8 +413,8 @@ type Hook struct {
 	Secrets []string `json:"-"`
 }
 
-// maxDays is the maximum number of valid secrets. The backend may use the newest secret, or the previous one if it has not got the
-// newest. There is one more because the response to a refresh may have been lost.
+// maxDays is the maximum number of valid secrets. The backend may still use the previous secret or, if a refresh got no response, the one
+// before.
 const maxDays = 3
 
 // hookID returns this server's id of the webhook subscription to a URI. The token in the webhook's URL begins with it.

@@ -133,9 +133,9 @@ func addIDItems(ops []store.Op, events []event.Event) []store.Op {
 // maxSameID limits how many events with the same id are checked when an event is looked up by its id. The newest ones are checked.
 const maxSameID = 100
 
-// visitID calls visit with the segments that have an event with the given id and whose keys are greater than since. It begins with the
-// newest segment, and stops when visit returns true. It calls visit with nil for a segment that has just expired. If uri is not empty, it
-// skips segments of other URIs.
+// visitID calls visit with the segments that have an event with the given id and whose keys are greater than the parameter since. It
+// begins with the newest segment, and stops when visit returns true. It calls visit with nil for a segment that has just expired. If uri
+// is not empty, it skips segments of other URIs.
 func (x exact) visitID(ctx context.Context, workspace, id, uri string, since int64, visit func(segment *store.Item) (done bool)) error {
 	page, err := x.log.DB.Query(ctx, store.Query{
 		Table: store.Log, Partition: idPartition(workspace, id), After: sortKey(max(since, 0)), Reverse: true, Limit: maxSameID,

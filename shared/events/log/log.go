@@ -364,9 +364,10 @@ func parseKey(sort string) (int64, error) {
 // While the record exists, each matching event is also written to the pattern's own partitions; see [PatternPartitions]. Patterns without
 // readers do not cost these additional writes.
 type Interest struct {
-	// Since is the position from which fanout writes to the partitions. The partitions lack earlier events of the pattern.
+	// Since is the position from which on fanout writes events to the pattern's own partitions. These partitions lack earlier events of
+	// the pattern.
 	Since int64
-	// Until is when fanout stops writing to the partitions, unless the record is renewed.
+	// Until is when fanout stops writing to the pattern's own partitions, unless the record is renewed.
 	Until time.Time
 }
 

@@ -234,8 +234,8 @@ func (r *faultList) addUnknown(pointer, uri string) {
 	r.add(fault.NotFound, pointer, "belongs to no event type")
 }
 
-// addSchemaFaults adds the faults that a schema check has found in the value at the JSON Pointer pointer. If below is true, it adds each
-// fault with its own pointer below this one. Otherwise it adds a single fault.
+// addSchemaFaults adds the faults that a schema check has found in a value. The parameter pointer is the JSON Pointer of the value. If
+// below is true, each fault gets its own pointer below this one. Otherwise addSchemaFaults adds a single fault for the value.
 func (r *faultList) addSchemaFaults(pointer string, err error, below bool) {
 	faults, ok := fault.DataOf(err).([]jsonpointer.Fault)
 	if !ok {

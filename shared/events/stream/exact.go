@@ -376,8 +376,8 @@ type position struct {
 	sources map[string]*source // by the names of their partitions
 	behind  []*source          // sources for which the feed still reads older entries from the log itself
 	sole    bool               // see [Request.Sole]
-	// begun is the position at which the feed begins. given is [eventlog.Cursor.Given] of the request's cursor, or the time of the request
-	// if it has no cursor.
+	// begun is the position at which the feed begins. The field given is [eventlog.Cursor.Given] of the request's cursor, or the time of
+	// the request if it has no cursor.
 	begun, given int64
 }
 

@@ -304,7 +304,7 @@ type logPage struct {
 	next    int64
 }
 
-// queued is an entry that a merge has and the feed has not returned yet.
+// queued is an entry that a [merge] has received and the feed has not returned yet.
 type queued struct {
 	src     *source
 	entry   eventlog.Entry

@@ -6,8 +6,9 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 )
 
-// inbox holds the batches of log entries that wait to be read by one feed, i.e. for one open stream. The goroutines that read the event log
-// (the tails) add these batches. If too many entries wait, the inbox ends the feed, so that a slow stream does not use unlimited memory.
+// inbox holds the batches of log entries that wait to be read by one feed, which serves one open stream. The goroutines that read the
+// event log (the tails) add these batches. If too many entries wait, the inbox ends the feed, so that a slow stream does not use
+// unlimited memory.
 type inbox struct {
 	most load // the maximum load that may wait
 	// wake receives a value when there may be an entry to return, and when the feed ends.

@@ -102,7 +102,8 @@ func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	return f, nil
 }
 
-// Add subscribes the feed to the events of another pattern after a position (see [eventlog.Log.Position]).
+// Add makes the feed return the events of another pattern, too. It begins with the events after the given position in the event log; see
+// [eventlog.Log.Position].
 func (f *Feed) Add(ctx context.Context, p match.Pattern, after int64) error {
 	return f.add(ctx, p, func(eventlog.Partition) int64 { return after })
 }

@@ -19,7 +19,7 @@ type PollRequest struct {
 	Workspace string
 	Principal string // the reader; it matters only for events of backends
 	Pattern   match.Pattern
-	// Cursor comes from an earlier poll, stream or webhook of the same pattern. If empty, the poll begins at the end of the log.
+	// Cursor comes from an earlier poll, stream or webhook of the same pattern. If it is empty, the poll begins at the end of the log.
 	Cursor string
 	// MaxAge is the maximum age of the events; 0 is no limit. Events may be older by up to [eventlog.Window].
 	MaxAge time.Duration

@@ -93,8 +93,8 @@ func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason 
 // ReasonGone is the reason for disabling a subscription whose endpoint wants no further webhooks.
 const ReasonGone = "the endpoint answered 410 Gone"
 
-// Enable reactivates a disabled subscription. It does not deliver the events that were published while the subscription was disabled, but
-// clients can read them from the event log. A paused subscription stays paused, and the result enabled is false if the subscription was
+// Enable reactivates a disabled subscription, which stays paused if it was paused. It does not deliver the events that were published
+// while the subscription was disabled, but clients can read them from the event log. The result enabled is false if the subscription was
 // not disabled.
 func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (enabled bool, err error) {
 	cat, err := s.Catalog.Catalog(ctx, workspace)
@@ -205,8 +205,8 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 		}
 		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
 		// If the clock was set back, the log may already have events with times after the current time. The replay begins at the log's
-		// end and leaves these events out, so dispatch must deliver them. Dispatch skips events that are later than the field Suspended,
-		// so Suspended must not be earlier than the log's end.
+		// end and leaves these events out, so dispatch, which delivers new events, must deliver them. Dispatch skips events that are
+		// later than the field Suspended, so Suspended must not be earlier than the log's end.
 		//
 		// Call GivenAt before Position, so that all events after the position are also later than given.
 		given := s.Log.GivenAt(s.Log.Time().UnixMicro())
@@ -223,8 +223,8 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 	return err
 }
 
-// Dispatch compares a subscription's expiry with the clock, so an expired subscription receives no more deliveries. [Sweeper.Sweep] later
-// deletes its items and lowers the counters.
+// Dispatch, which delivers events, compares a subscription's expiry with the clock. So an expired subscription receives no more
+// deliveries. [Sweeper.Sweep] later deletes its items and lowers the counters.
 //
 // Each subscription has an expiry entry, which is stored by the minute of the expiry. So Sweep finds the expired subscriptions without
 // reading all subscriptions. The entries of a minute are distributed over several partitions (shards).

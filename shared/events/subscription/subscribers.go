@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Found is the result of reading a pattern's subscribers.
+// Found is the result of [ReadSubscribers].
 type Found struct {
 	List []Subscriber
 	// More is true if the range has further subscribers, whose keys sort after Last.

@@ -60,7 +60,7 @@ const (
 	Paused    State = "paused"    // paused by a person; only [Subscription.EffectiveState] returns it, while State is active
 )
 
-// Seconds and Micros are stored times: the seconds or microseconds since 1970, or 0 for none.
+// Seconds and Micros are stored times: the seconds or microseconds since 1970, or 0 if there is no time.
 type (
 	Seconds int64
 	Micros  int64

@@ -194,9 +194,9 @@ func (r Right) MayReceive(ctx context.Context, e *event.Event) (bool, error) {
 	return entry.WebhookAllowed() && r.permits(entry.Access, vars), nil
 }
 
-// findBreakingFeature returns the part of the event type now that is incompatible with an earlier contract (see
-// [catalog.FindBreakingFeature]), or "" if all parts are compatible. The parameter id is the contract's id. If the contract is not in the
-// store, the result is "" too.
+// findBreakingFeature compares an event type, the parameter now, with the earlier contract that has the given id. It returns the part of
+// the event type that has changed incompatibly (see [catalog.FindBreakingFeature]). The result is "" if there is no such part, or if the
+// contract is not in the store.
 func (r *Review) findBreakingFeature(ctx context.Context, id string, now *catalog.Entry) (feature string, err error) {
 	current := now.ContractID()
 	if id == "" || id == current {
