@@ -9,9 +9,11 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
@@ -105,4 +107,38 @@ func TestARepeatedEraseLeavesNothing(t *testing.T) {
 			}
 		}
 	}
+}
+
+// withoutEvents is a store in which the events of the log cannot be read.
+type withoutEvents struct{ store.DB }
+
+func (w withoutEvents) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	if strings.Contains(q.Partition, "event://") {
+		return store.Page{}, context.DeadlineExceeded
+	}
+	return w.DB.Query(ctx, q)
+}
+
+// OPS-07: if the log is too large to be read in one request, an erasure still deletes all of the principal's other data.
+func TestAnErasureThatCannotReadTheWholeLog(t *testing.T) {
+	file := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{}))(t)
+	defer func() { _ = file.Close() }()
+	db := withoutEvents{file}
+	consents := conversation.ConsentsKey("default", "alice")
+	expect.OK(t, file.Write(t.Context(), store.Put(store.Item{Key: consents, Value: []byte(`{}`)})))
+	log := slog.New(slog.DiscardHandler)
+	subscriptions := &subscription.Service{Store: subscription.Store{DB: db, Log: log}, Log: &eventlog.Log{DB: db}}
+	operations := deadletter.NewOperations(deadletter.Options{DB: db, Log: log})
+	trail := &audit.Trail{DB: db}
+	expect.OK(t, trail.Do(t.Context(), "default", audit.Entry{By: "op", Action: "subscription.pause", Target: "alice"}, func() error { return nil }))
+	e := &erase.Eraser{
+		DB: db, Subscriptions: subscriptions, Lists: &subscription.Lists{DB: db}, Operations: operations,
+		Replays: &deadletter.Replays{Operations: operations, Subscriptions: subscriptions}, Trail: trail,
+	}
+	_, err := e.Erase(t.Context(), "default", "alice", false)
+	expect.True(t, "the erasure says that it is not complete", err != nil)
+	left := expect.Value(store.One(t.Context(), file, consents, "read the consent"))(t)
+	expect.True(t, "the consent is erased", left == nil)
+	text := expect.Value(file.Contains(t.Context(), []byte(`"alice"`)))(t)
+	expect.True(t, "the audit trail has a pseudonym", !text)
 }

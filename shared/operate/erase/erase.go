@@ -126,7 +126,7 @@ func (r *run) eraseAll(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, do := range []func(context.Context) error{r.addUnusedBodies, r.eraseMessages, r.eraseSessions, r.eraseDemands, r.erasePartitions, r.eraseReplays, r.unnameConsents, r.unnameSwitches, r.unnameNotes, r.redactTrail, r.flush} {
+	for _, do := range []func(context.Context) error{r.addUnusedBodies, r.eraseSessions, r.eraseDemands, r.erasePartitions, r.eraseReplays, r.unnameConsents, r.unnameSwitches, r.unnameNotes, r.redactTrail, r.flush} {
 		if err := do(ctx); err != nil {
 			return err
 		}
@@ -142,7 +142,7 @@ func (r *run) eraseAll(ctx context.Context) error {
 	if more {
 		return errEnough
 	}
-	return nil
+	return r.eraseMessages(ctx) // last, because the log may be too large to be read in one request
 }
 
 // erase counts an item, and schedules its keys for deletion unless it is a dry run. The first key is the one by which the run
