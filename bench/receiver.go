@@ -81,7 +81,7 @@ func (r *receiver) listen(addr string) (origin string, err error) {
 
 func (r *receiver) origin() string { return "http://" + r.listeners[0].Addr().String() }
 
-// close stops the receiver and closes all connections, including those of requests that hang.
+// close stops the receiver and closes all connections, even if their requests hang.
 func (r *receiver) close() {
 	for _, l := range r.listeners {
 		_ = l.Close()
