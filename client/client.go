@@ -171,7 +171,7 @@ func (c *Client) startSession(ctx context.Context) error {
 // errSessionGone means that the server ended or lost the session.
 var errSessionGone = fault.New(fault.NotFound, "the session has ended")
 
-// sessionID returns the id of the client's session, or "" if it has none.
+// sessionID returns the id of the client's session, or "" if it has no session.
 func (c *Client) sessionID() string {
 	if open := c.session.Load(); open != nil {
 		return *open
