@@ -74,7 +74,7 @@ type Core struct {
 	Demand *demand.Registry
 	Limits config.Limits
 	Log    *slog.Logger
-	// Metrics and Tracer may be nil. Nothing is counted or traced then.
+	// Metrics and Tracer may be nil. The process then counts or traces no events.
 	Metrics *metric.Set
 	Tracer  *trace.Tracer
 	// Auth authenticates callers. Roles without callers use it only to look up principals, if it is an [auth.Directory]. In these roles,
@@ -253,7 +253,7 @@ func NewPublishing(c *Core, o PublishingOptions) Publishing {
 	}
 }
 
-// NewInbox returns the handler of the inbox queue. It is for a process that publishes nothing but the messages of this queue.
+// NewInbox returns the handler of the inbox queue. It is for a process that publishes only the messages of this queue.
 func NewInbox(c *Core) *publish.Inbox {
 	service := newPublisher(c)
 	return newInbox(c, newDocuments(c, service), service)

@@ -70,7 +70,7 @@ func (d Document) CheckNotEmptied(next *Config) error {
 	return fault.New(fault.Invalid, "the configuration has become empty, so the previous one stays in use; to remove it, write only a comment")
 }
 
-// Load reads the stored configuration. It returns an empty configuration if the store has none.
+// Load reads the stored configuration. If the store has no configuration, it returns an empty one.
 func Load(ctx context.Context, db store.DB) (*Config, error) {
 	d, err := Read(ctx, db)
 	return d.Config, cmp.Or(err, d.Invalid)
