@@ -45,7 +45,7 @@ func TestManySuccessesAreInTheirOwnListOnly(t *testing.T) {
 	}
 }
 
-// OPS-19: a filter that leaves out most records does not make List read all of them at once, because each read costs money on AWS.
+// OPS-19: a filter that leaves out most records does not make List read all records for one page, because each read costs money on AWS.
 func TestAFilterThatLeavesOutMostRecords(t *testing.T) {
 	db := expect.Value(sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1}))(t)
 	defer db.Close()
