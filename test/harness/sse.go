@@ -18,7 +18,7 @@ type eventReader struct{ r *bufio.Reader }
 
 func newEventReader(r io.Reader) *eventReader { return &eventReader{bufio.NewReaderSize(r, 64<<10)} }
 
-// next returns the next event. Comments, and what was cut off, are dropped.
+// next returns the next event. It drops comments, and an event that was cut off.
 func (e *eventReader) next() (ev sseEvent, err error) {
 	some := false
 	var data [][]byte
