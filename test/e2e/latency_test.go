@@ -21,11 +21,11 @@ import (
 )
 
 // expectOnce repeats a short measurement until a result is at most the limit. Other work on the machine can only delay messages, so one
-// good result shows that the system is fast enough. It fails the test after ten seconds without one.
+// good result shows that the system is fast enough. It fails the test after a minute without a good result.
 func expectOnce(t *testing.T, what string, limit time.Duration, measure func(round int) time.Duration) {
 	t.Helper()
 	var all []time.Duration
-	for began := time.Now(); time.Since(began) < 10*time.Second; {
+	for began := time.Now(); time.Since(began) < time.Minute; {
 		took := measure(len(all))
 		all = append(all, took)
 		if took <= limit {

@@ -17,8 +17,8 @@ import (
 )
 
 // TestReplayOnAWS (AWS-03): three subscriptions request the events that they missed, at the same slow endpoint. Each page task
-// leads to further ones, in more than the 16 invocations after which Lambda stops a loop. Invocations have a short
-// timeout, so that the tasks follow each other quickly. If one times out on a busy machine, its tasks are repeated after Visibility.
+// leads to further ones. At full size, these are more than the 16 invocations after which Lambda stops a loop. Invocations have
+// a short timeout, so that the tasks follow each other quickly. If one times out on a busy machine, its tasks are repeated after Visibility.
 func TestReplayOnAWS(t *testing.T) {
 	t.Parallel()
 	aws := harness.StartAWS(t, harness.AWSOptions{DispatchTime: 2500 * time.Millisecond, Visibility: 30 * time.Second})
@@ -34,7 +34,7 @@ func TestReplayOnAWS(t *testing.T) {
 	cursor := decode[occurrence](t, hook.Wait(t, 1)[0].Body).Cursor
 	unsubscribe(t, alice, hook, "deploy.finished", args)
 
-	const events = 4_990 // a replay has at most 5,000 events
+	events := harness.Size(250, 4_990) // for each subscription; a replay has at most 5,000
 	var missed []string
 	for len(missed) < events {
 		var batch []harness.Event
@@ -82,7 +82,9 @@ func TestReplayOnAWS(t *testing.T) {
 	all, _ := hook.Count()
 	t.Logf("%d events replayed to each subscription in %v, %d requests, up to %d invocations in a chain", events, time.Since(began), all,
 		aws.LongestChain("DispatchFunction"))
-	expect.AtLeast(t, "AWS-03 the invocations of dispatch in one chain", aws.LongestChain("DispatchFunction"), 17)
+	if events > 250 {
+		expect.AtLeast(t, "AWS-03 the invocations of dispatch in one chain", aws.LongestChain("DispatchFunction"), 17)
+	}
 	for _, f := range []string{"RegisterFunction", "DispatchFunction"} {
 		expect.AtMost(t, "AWS-03 the stopped invocations of "+f, aws.Stopped(f), 0)
 	}
