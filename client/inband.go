@@ -44,8 +44,8 @@ func (o *occurrence) uri() string {
 	return uri
 }
 
-// leastPoll and longestPoll limit the pause between two polls for which the server asks. SEP-3415 ("Response" of polls) requires at least
-// 1000 ms. [Options.MinPoll] replaces leastPoll.
+// leastPoll and longestPoll limit the pause that the server asks for between two polls (nextPollMs). A server must ask for at least 1000
+// ms (SEP-3415, "Response" of polls). If [Options.MinPoll] is set, it replaces leastPoll.
 const (
 	leastPoll   = time.Second
 	longestPoll = time.Hour

@@ -47,11 +47,12 @@ type SubscribeOptions struct {
 	TTL time.Duration
 	// Rotate is the age of the webhook's secret at which a refresh replaces it. 0 means a day.
 	Rotate time.Duration
-	// Unsubscribe ends the subscription at the server, too, when it ends here. Otherwise the server keeps the subscription until its
-	// lifetime is over, and repeats new events for some minutes, so that a restarted program receives them.
+	// Unsubscribe makes the client end the subscription at the server when it ends in this program. Otherwise the server keeps the
+	// subscription until its lifetime is over. Meanwhile, it tries for some minutes to deliver each event, so that a restarted program
+	// receives the event.
 	//
-	// Do not set Unsubscribe if two versions of the program overlap during a deployment, because both use the same subscription. Webhooks
-	// for URIs always end at the server.
+	// Do not set Unsubscribe if two versions of the program overlap during a deployment, because both use the same subscription. The
+	// client always ends webhook subscriptions for URIs at the server.
 	Unsubscribe bool
 	// Endpoint is a webhook endpoint outside of this program, for example a function that runs only while a webhook arrives. It replaces
 	// [Options.Webhooks]. Subscribe then only creates and refreshes the subscription. The endpoint verifies webhooks, answers challenges,

@@ -96,7 +96,7 @@ func (k *hook) setSecret(key string) {
 	close(k.registered)
 }
 
-// addSecret creates the next secret. Older secrets stay valid as long as there are at most [maxSecrets].
+// addSecret creates a secret, which becomes the newest. The newest [maxSecrets] secrets are valid. An older secret is dropped.
 func (k *hook) addSecret() {
 	key, _ := webhook.NewSecret()
 	k.mu.Lock()

@@ -218,8 +218,8 @@ const (
 	capabilityChannel = "claude/channel"
 	channelClient     = "claude-code"
 	recentURI         = "events://recent"
-	// maxPushed limits the size of the data in a pushed event, in bytes. maxAttribute limits the size of each attribute of a
-	// [methodChannel] notification.
+	// If the data of an event has more than maxPushed bytes, the notification leaves the data out. An attribute of a [methodChannel]
+	// notification is cut after maxAttribute bytes.
 	maxPushed, maxAttribute = 8 << 10, 128
 	// The first pushBurst notifications are sent immediately. After that, one notification is sent every pushEvery. It may have only the
 	// number of events.
