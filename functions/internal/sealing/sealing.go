@@ -353,8 +353,9 @@ const StepDrop Step = "drop"
 var dropKey = store.Key{Table: store.Settings, Partition: "sealing", Sort: "drop"}
 
 const (
-	// dropWait is the time between the phases "reseal" and "check". The stored delivery of a termination notice has its own copy of the
-	// webhook secret, which Drop does not seal again. No delivery is stored for longer than [subscription.EndedKept].
+	// dropWait is the time between the phases "reseal" and "check". The stored delivery of a termination notice has its own copy of a
+	// webhook secret, which Drop does not seal again. After dropWait, these deliveries no longer exist, because the store keeps a
+	// delivery for at most [subscription.EndedKept].
 	dropWait = subscription.EndedKept
 	// dropReserve is the time before the deadline of an invocation from which Drop begins no further page of subscriptions. It leaves
 	// time to complete the page that Drop has begun.
