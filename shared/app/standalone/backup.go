@@ -91,8 +91,8 @@ func backup(ctx context.Context, data, file string, shown io.Writer, copyFile co
 	return durable.Rename(out.Name(), file)
 }
 
-// maxCopies is the maximum number of times that a backup copies the database. It copies the database again if the keys changed during the
-// copy.
+// maxCopies is the maximum number of times that a backup copies the database. The backup copies it again if the file with the encryption
+// keys has changed during the copy.
 const maxCopies = 3
 
 // copyWithKeys calls the function copyDatabase, and returns the content of the keys file. If the keys change meanwhile, it calls
