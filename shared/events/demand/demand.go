@@ -370,7 +370,7 @@ func (r *Registry) MarkSeen(ctx context.Context, workspace, uri, id string) erro
 	return markSeen(ctx, r.DB, workspace, uri, id)
 }
 
-// MarkSeenUnhurried does the same as [Registry.MarkSeen], but does not wait for the write; see [store.Unhurried].
+// MarkSeenUnhurried does the same as [Registry.MarkSeen]. With SQLite, it does not wait for the commit; see [store.Unhurried].
 func (r *Registry) MarkSeenUnhurried(ctx context.Context, workspace, uri, id string) error {
 	return markSeen(ctx, store.Unhurried(r.DB), workspace, uri, id)
 }

@@ -237,8 +237,8 @@ func (s *segment) erase(selected func(*event.Event) bool) (found []event.Event) 
 	return found
 }
 
-// putChanged returns the write of a segment's item with another value. The write fails with [store.ErrConflict] if the item has changed
-// since it was read.
+// putChanged returns the write that stores an item whose value the caller has changed after reading the item. The write fails with
+// [store.ErrConflict] if the stored item has changed since the caller read it.
 func putChanged(item store.Item) store.Op {
 	read := item.Version
 	item.Version++

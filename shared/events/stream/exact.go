@@ -238,8 +238,8 @@ func (m *stampedMerge) addPast(s *source, p logPage, began time.Time) (caughtUp 
 	return !p.more
 }
 
-// receive moves the batches from the tails, which read new entries, out of the inbox to the queue. [Feed.Poll] calls it only when the
-// sources have no older entries to read from the log. If the inbox has dropped a batch of a source, receive makes this source read the
+// receive takes the batches of new entries that the tails have put into the inbox, and appends their entries to m.queue. [Feed.Poll]
+// calls it only when no source has older entries to read from the log. If the inbox had to drop a batch of a source, the source reads the
 // log again.
 func (m *stampedMerge) receive() (some bool, err error) {
 	got := m.in.take()

@@ -350,8 +350,8 @@ func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 	return Delivery{}, false, nil
 }
 
-// readPast reads the next page of the source's older entries from the log. If a later release of the server wrote the next item, readPast
-// marks the source as stuck (see [source]).
+// readPast reads from the log the next page of a source's older entries, which are from before the feed joined the partition's tail. If a
+// later release of the server wrote the next item, readPast marks the source as stuck (see [source]).
 func (f *Feed) readPast(ctx context.Context, s *source) (err error) {
 	var p logPage
 	began := f.tails.Log.Time()

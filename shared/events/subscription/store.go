@@ -444,8 +444,8 @@ func (s *Store) healShapes(ctx context.Context, workspace string, shapes map[mat
 // headerKept is how long the header item of a pattern is kept after its count of subscribers has reached zero.
 const headerKept = time.Minute
 
-// farFuture is an expiry that means never. When a header's count of subscribers falls to zero, its item gets an earlier expiry. So each
-// increment of the count sets the expiry to farFuture again.
+// farFuture is an expiry that means never. The header item of a pattern (see [HeaderKey]) gets an earlier expiry when the pattern loses
+// its last subscriber. So each increment of its count sets the expiry to farFuture again.
 var farFuture = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // RecordInterest records that a client reads a wildcard or parent pattern with a stream or poll, and may resume within the log's

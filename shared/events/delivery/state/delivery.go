@@ -124,8 +124,9 @@ const (
 // EventKey returns the key that identifies the delivery among the deliveries of its subscription.
 func (del *Delivery) EventKey() string { return cmp.Or(del.Key, del.Event) }
 
-// ownKey returns a key for the delivery that includes the event's time of publication. The delivery uses it if another event with the
-// same id is still stored, so that both events can be stored.
+// ownKey returns a value for Delivery.Key that includes the event's time of publication. Publishers may use the same id for two events.
+// If the store still has the delivery or the body of the other event under the usual key, this delivery and its event are stored under
+// ownKey.
 func (del *Delivery) ownKey() string {
 	return publicationKey(event.Event{ID: del.Event, URI: del.URI}.Key(), del.Published)
 }
@@ -390,7 +391,8 @@ func UnchangedSince(had int64) store.Condition {
 	return store.VersionIs(had)
 }
 
-// PausedKey is the key of the item that keeps a paused delivery's message until a person resumes the switch.
+// PausedKey is the key of the item that keeps the queue message of a paused delivery until a person resumes the deliveries (see package
+// switches).
 type PausedKey struct {
 	Partition string `json:"p"`
 	Sort      string `json:"s"`

@@ -55,7 +55,8 @@ func (in *Intake) Accept(ctx context.Context, workspace, uri string, e Event) (d
 	}
 	switch err := in.Publish(ctx, workspace, out); {
 	case err == nil:
-		// Do not wait for this write. If it is lost, the events queue still drops repeated events for a few minutes.
+		// This write may be unhurried, because little harm is done if it is lost. If the backend sends the event again within a few
+		// minutes, the events queue drops the repetition.
 		return "", in.Demand.MarkSeenUnhurried(ctx, workspace, uri, out.ID)
 	case fault.Is(err, fault.Unprocessable):
 		return Misfit, nil

@@ -196,10 +196,8 @@ func (ask RecordQuery) matches(k Kind) bool {
 // maxRead is the maximum number of records that [ListRecords] reads to find records of one kind, because the store cannot select by kind.
 const maxRead = 1000
 
-// ListRecords returns up to limit outcomes of a source, newest first. To continue a list, the parameter before is the result next of the
-// previous call. The result next is "" at the end.
-//
-// ListRecords reads a single page of the store. A list of one kind may therefore be shorter than limit although more records follow.
+// ListRecords reads a single page of the store, and then selects records by ask.Kind, because the store cannot. So a list with a Kind may
+// be shorter than limit although more records follow.
 func ListRecords(ctx context.Context, db store.DB, workspace, source string, ask RecordQuery, before string, limit int) (list []Record, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: ofSource(workspace, source), Reverse: true, Before: before, Limit: limit}
 	if ask.Kind != "" {
