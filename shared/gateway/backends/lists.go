@@ -515,5 +515,6 @@ func (p part) canBegin(c byte) bool {
 	return p.canContain(c)
 }
 
-// canContain reports whether an expansion of this part can have the character c after its first character.
+// canContain reports whether an expansion of this part can have the character c at any position but the first. The function canBegin
+// decides about the first position.
 func (p part) canContain(c byte) bool { return p.slash || c != '/' }

@@ -56,8 +56,8 @@ type Set struct {
 	scopes      []scoped
 }
 
-// forms are the spellings of a name or a glob that the rules compare. The first one is the original. For URIs, the results of normalize
-// and flatten and the form of [bareForm] follow.
+// forms are the spellings of a name or a glob that the rules compare. A name has only its original spelling. A URI has four forms, in
+// this order: the original, the result of normalize, the result of flatten, and the form without its end that [bareForm] describes.
 type forms []string
 
 // bareForm is the index in [forms] of a URI without its query, its fragment and the slashes at its end. Deny and Scopes compare this
