@@ -151,9 +151,10 @@ func parameterHeaders(h http.Header) http.Header {
 	return out
 }
 
-// accept serves notifications and responses, which have no JSON-RPC response. If a notification is a message of a user's conversation
-// with a model, accept sends the context that belongs to it on the client's streams before it answers the POST, because a Lambda function
-// is frozen after the answer.
+// accept serves a client's notifications and responses, to which JSON-RPC has no answer.
+//
+// If a notification is a message of a user's conversation with a model, accept first collects the context of the context providers, and
+// sends it on the client's streams. Only then does it answer the POST, because a Lambda function is frozen after the answer.
 func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
 	handle := e.handleMessage
 	if e.expectsConversation(c) {

@@ -220,8 +220,8 @@ func (d dialect) get(w http.ResponseWriter, c *method.Call) {
 // server. The answer may contain secrets, for example a webhook's secret, so the log stores it encrypted. The key is derived from the
 // session's id, and the store has only a hash of that id.
 
-// maxResponse is the largest size, in bytes, of an answer that is sent on a session's stream. In Base64, such an answer still fits into
-// an item of the store ([store.MaxItem]). A larger answer is sent as the response to the POST.
+// maxResponse is the maximum size, in bytes, of an answer to a POST that is sent on the session's stream. Such an answer goes through the
+// event log in Base64, and must fit into one item of the store ([store.MaxItem]). A larger answer is sent as the response to its POST.
 const maxResponse = 256 << 10
 
 // respond sends the recorded answer to a POST on the session's open stream. It returns false if the answer must be the response to the

@@ -49,7 +49,8 @@ type Handler interface {
 	Serve(w http.ResponseWriter, c *Call) error
 }
 
-// Row describes one method in a [Table]: when it exists, which scope a caller needs, and which handler serves it.
+// Row describes one method in a [Table]: in which revisions of MCP and for which callers it exists, which scope a caller needs, and which
+// handler serves it.
 type Row struct {
 	// SessionBased tells whether the method exists in the protocol revisions with sessions, and Stateless whether it exists in the
 	// revisions without sessions.

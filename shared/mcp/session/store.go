@@ -189,8 +189,9 @@ func (s *Store) FindSurplus(ctx context.Context, p auth.Principal) (*Session, er
 	return &Session{Workspace: p.Workspace, Principal: p.ID, Key: oldest.Key.Sort}, nil
 }
 
-// Load returns the caller's session, or ErrNone. The parameter dialect says whether the request came through the named-event dialect. Load
-// prolongs the session if less than half of [TTL] is left, for example on the first use (see firstTTL).
+// Load returns the caller's session, or ErrNone. The parameter dialect is true if the request came to /mcp/{workspace}, which serves an
+// older protocol, the named-event dialect. Only sessions with [Session.Dialect] are valid there. Load prolongs the session if less than
+// half of [TTL] is left.
 func (s *Store) Load(ctx context.Context, id string, p auth.Principal, dialect bool) (*Session, error) {
 	key := Key(id)
 	it, err := store.One(ctx, s.DB, itemKey(key, sortSession), "read the session")

@@ -320,8 +320,9 @@ func (s *Stream) sendLog(level, message, uri string) error {
 	}, nil, s.Feed.Cursor())
 }
 
-// subscribeBackends subscribes to the stream's URIs that backends serve, at these backends. The parameter holder is an id for the stream.
-// The subscriptions expire at the time until, and the function end ends them earlier.
+// subscribeBackends subscribes the stream to resources of backends: each of the stream's URIs that a backend serves is subscribed to at
+// that backend. The parameter holder is an id for the stream. The subscriptions expire at the time in the result until, unless the
+// returned function end ends them earlier.
 func (s *Stream) subscribeBackends(ctx context.Context, holder string, until time.Time) (end func(), err error) {
 	var all []api.Subscription
 	end = func() {

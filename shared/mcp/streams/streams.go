@@ -1,5 +1,5 @@
-// Package streams serves the streams of the MCP endpoint: subscriptions/listen, the GET stream of a session and the GET stream of the
-// named-event dialect. Package events adds events/stream.
+// Package streams serves the streams of the MCP endpoint: subscriptions/listen, the GET stream of a session, and the GET stream of the
+// named-event dialect, which is an older protocol at /mcp/{workspace}. Package events adds events/stream.
 //
 // [Streams.Hold] admits a stream and keeps it open. Every stream is a [Stream], which sends the events and notices of a feed until the
 // stream ends. Each kind of stream has its own [Framing], which defines its messages.
