@@ -250,7 +250,8 @@ func (t *tail) poll() (*tick, error) {
 
 // newEvents returns the events between the times from and now. They may include events that earlier polls have returned.
 func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) {
-	// Some event logs have no total order. Their position follows the clock, so it differs from t.end in every poll.
+	// A log that has not grown for lookBack need not be read. A log without a total order is always read, because its position follows
+	// the clock and differs in every poll.
 	if end := t.events.log.Position(); end != t.end {
 		t.end, t.grew = end, now
 	}
