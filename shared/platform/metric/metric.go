@@ -438,7 +438,8 @@ func (t *Tally) ByThird() map[string]map[string]int64 {
 // nothing.
 type Undecodable struct{ tally Tally }
 
-// NewUndecodable returns an Undecodable that also logs the items. If set is not nil, it counts them in a metric too.
+// NewUndecodable returns an Undecodable that counts items and logs the counts like a [Tally]: the first item of a kind immediately, and
+// further items at most once per [LogEvery]. If set is not nil, it also counts the items in the metric [ItemsUndecodable].
 func NewUndecodable(log *slog.Logger, set *Set) *Undecodable {
 	return &Undecodable{Tally{Name: ItemsUndecodable, Text: "stored item undecodable", Log: log, Set: set}}
 }
