@@ -36,8 +36,8 @@ type Options struct {
 	// User-Agent and in clientInfo.
 	Agent string
 	// Revision is the revision of MCP to speak, for example 2025-11-25. If it is empty, Connect asks the server for its revisions, and
-	// uses the newest one that this package supports, too. If it is set, Connect sends no request. If the revision has sessions, the
-	// first call then starts one.
+	// uses the newest one that this package also supports. If it is set, Connect sends no request. In a revision with sessions, the first
+	// request of the client then starts the session.
 	Revision string
 	// Store saves the cursors of subscriptions. If it is nil, the client keeps them in memory.
 	Store Store
@@ -116,8 +116,8 @@ func newClient(url string, o Options) (*Client, error) {
 	return c, err
 }
 
-// firstID returns the random number from which a client counts its request ids. Clients can share a connection, for example to a server
-// over stdio. Their request ids must differ.
+// firstID returns the random number from which a client counts its request ids. The ids of different clients must differ, because the
+// gateway sends the requests of several clients over one connection if the server is a command (stdio).
 func firstID() int64 { return rand.Int64N(1 << 30) }
 
 // withOwnSession returns another client of the same server, with a session of its own, because a session can have only one stream.
@@ -464,8 +464,8 @@ var (
 	ErrExhausted error = fault.Exhausted
 	// ErrUnavailable is the error for a server that does not answer, and for a [Store] that fails. It is [Retryable].
 	ErrUnavailable error = fault.Unavailable
-	// ErrConflict is the error for the [File] of another subscription, and for a second subscription to the same events with the same
-	// [Handler].
+	// ErrConflict is the error for a [File] that has the cursor of another subscription. It is also the error for a second subscription
+	// to the same events with the same [Handler].
 	ErrConflict error = fault.Conflict
 	// ErrTooLarge is the error for data that exceeds a limit of the server.
 	ErrTooLarge error = fault.TooLarge
@@ -535,8 +535,8 @@ func (e *rpcError) kind(status int) fault.Kind {
 	return fault.Invalid
 }
 
-// kinds maps known JSON-RPC error codes to kinds of errors. Most kinds have two codes, because the draft of MCP Events that released
-// clients implement has other error codes than SEP-3415 (see [spec.Profile]).
+// kinds maps known JSON-RPC error codes to kinds of errors. Most kinds have two codes: one from SEP-3415, and one from the earlier draft
+// of MCP Events, which released clients implement (see [spec.Profile]).
 var kinds = map[int]fault.Kind{
 	-32011: fault.NotFound, -32023: fault.NotFound, spec.CodeResourceNotFound: fault.NotFound,
 	-32012: fault.Forbidden, -32024: fault.Forbidden,

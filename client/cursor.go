@@ -112,8 +112,8 @@ func (c *cursorSaver) startLocked(cursor string) *saving {
 	return c.last()
 }
 
-// last returns the save that will end last, or nil if no save is running. This is the save that waits for the running one or, if none
-// waits, the running save. The caller holds c.mu.
+// last returns the save that will end last, or nil if no save is running. A save that waits for the running one ends after it. If no save
+// waits, last returns the running save. The caller holds c.mu.
 func (c *cursorSaver) last() *saving {
 	if c.next != nil {
 		return c.next
@@ -137,8 +137,8 @@ func (c *cursorSaver) finish() {
 	s.wait()
 }
 
-// run saves the cursor of the running save, and then the cursors of the saves that follow it. If the store returns an error, run ends the
-// subscription, because a restarted program would otherwise handle all events after the last saved cursor again.
+// run executes the running save, and then the saves that wait for it. If the store returns an error, run ends the subscription. Otherwise
+// the subscription would continue without saving its position, and a restarted program would handle many events again.
 //
 // After a timeout, run does not call the store again. Otherwise the end of the subscription would have to wait for a second timeout.
 func (c *cursorSaver) run() {

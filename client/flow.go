@@ -274,11 +274,11 @@ func (f *flow) makeRoom(s *step) {
 	}
 }
 
-// saveSafe saves a cursor from a webhook, or from the response to a refresh. It need not wait for the events in the queue. The server
-// sends such a cursor only after it has delivered, or given up, all events before it.
+// saveSafe saves a cursor from a webhook, or from the response to a refresh of the subscription. It does not wait until the events in the
+// queue are handled. The server sends such a cursor only after it has delivered, or given up, all events before the cursor.
 func (f *flow) saveSafe(cursor string) { f.cursors.start(cursor).wait() }
 
-// grant holds the id that the server gave to a webhook subscription, and the newest secret.
+// grant holds the id that the server gave to a webhook subscription, and the newest secret for its webhooks.
 type grant struct{ id, secret string }
 
 // markAccepted records that the server has accepted the subscription, or the refresh of a subscription.

@@ -26,9 +26,9 @@ import (
 //	http.Handle("/hooks", hooks)
 //
 // It verifies each request with the Standard Webhooks library and the secrets of the subscription that X-MCP-Subscription-Id names. If
-// the id is unknown, it tries the secrets of the subscriptions whose events/subscribe is not answered yet. There are two reasons for such
-// requests. A challenge arrives before that answer (SEP-3415, "Endpoint verification"). And a server that has lost a subscription gives
-// it a new id when the client refreshes it.
+// the id is unknown, it tries the secrets of the subscriptions whose events/subscribe is not answered yet. An unknown id is normal in two
+// cases. A challenge arrives before the answer to events/subscribe (SEP-3415, "Endpoint verification"). And a server that has lost a
+// subscription gives it a new id when the client refreshes it.
 //
 // A client cannot have two subscriptions with the same event type and arguments at one handler, because they are a single subscription at
 // the server. [Client.Subscribe] returns [ErrConflict] for the second one.
@@ -86,9 +86,9 @@ func (h *Handler) Listen(addr string) (end func(), err error) {
 	}, nil
 }
 
-// closeUnused makes the Shutdown of s close the connections on which no request has arrived. Otherwise Shutdown would wait up to five
-// seconds for such connections, and HTTP clients often open connections before they need them. No request is lost, because net/http
-// answers no request that arrives after the beginning of Shutdown.
+// closeUnused makes s.Shutdown close the connections on which no request has arrived yet. HTTP clients often open connections before they
+// need them, and Shutdown would wait up to five seconds for them. Closing them loses no request, because after the beginning of Shutdown,
+// net/http does not serve a connection's first request anyway.
 func closeUnused(s *http.Server) {
 	var mu sync.Mutex
 	unused := map[net.Conn]struct{}{}
@@ -170,8 +170,8 @@ func (h *Handler) removeLocked(k *hook) {
 }
 
 // candidates returns the subscriptions to which a request with the given subscription id may belong. The result known is false if the
-// handler does not know the id, but may learn it soon, for example because an events/subscribe is not answered yet. If the secrets of all
-// candidates fail then, the sender should try again.
+// handler does not know the id, but may learn it soon, for example because an events/subscribe is not answered yet. If known is false and
+// no candidate's secret fits the signature, the sender should try again later.
 //
 // Candidates whose registration (SEP-1803) is not answered come last, because the verification of a signature for them blocks until the
 // answer arrives.

@@ -87,8 +87,8 @@ func (c *Client) pollOnce(f *flow) (time.Duration, error) {
 	}
 	progress := page.Cursor != f.cursor
 	f.cursor = page.Cursor
-	// If a poll has filters, a page can be empty although matching events follow it. But if hasMore is true and the cursor stays the
-	// same, the server has a fault. Polling again immediately would then never end.
+	// The response to a poll with filters can have no events although matching events follow later. But if hasMore is true and the
+	// cursor stays the same, the server has a fault. Polling again immediately would then never end.
 	if page.HasMore && progress {
 		return 0, nil
 	}

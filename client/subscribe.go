@@ -43,9 +43,9 @@ type SubscribeOptions struct {
 	Concurrency int
 
 	// TTL is the requested lifetime of a webhook subscription. If it is 0, the server chooses the lifetime. The client refreshes the
-	// subscription before it ends. TTL, Rotate and Unsubscribe apply only to webhooks of event types.
+	// subscription before the lifetime is over. TTL, Rotate and Unsubscribe apply only to webhooks of event types.
 	TTL time.Duration
-	// Rotate is the age of the webhook's secret at which a refresh replaces it. 0 means a day.
+	// Rotate is the age after which the next refresh replaces the webhook's secret. 0 means a day.
 	Rotate time.Duration
 	// Unsubscribe makes the client end the subscription at the server when it ends in this program. Otherwise the server keeps the
 	// subscription until its lifetime is over. Meanwhile, it tries for some minutes to deliver each event, so that a restarted program
@@ -72,8 +72,8 @@ type SubscribeOptions struct {
 	arguments json.RawMessage
 }
 
-// Endpoint is a webhook endpoint outside of this program. Subscriptions with the same endpoint at the same server are one subscription.
-// So a program can continue the subscription of another program.
+// Endpoint is a webhook endpoint outside of this program. If a caller subscribes twice to the same event type with the same arguments and
+// the same URL, the server treats both as one subscription. So a program can continue the subscription of another program.
 type Endpoint struct {
 	// URL is the URL to which the server sends webhooks.
 	URL string
@@ -117,7 +117,7 @@ type Event struct {
 // server without cursors was interrupted. The client cannot find out which events were lost. Read the current state in another way, for
 // example with a tool (SEP-3415, "Cursor Lifecycle").
 //
-// A webhook subscription continues at Cursor. If the server had only given up the deliveries, it sends these events again.
+// A webhook subscription continues at Cursor. If the server still has the events whose delivery it had given up, they arrive again.
 type Gap struct {
 	// Name is the name of the event type. It is empty if the subscription is for URIs.
 	Name string
@@ -168,8 +168,8 @@ func (s *Subscription) Close() error {
 // Subscribe starts a subscription, and returns when the server has accepted it. Events may arrive before Subscribe returns. The
 // subscription ends when ctx ends.
 //
-// If the server does not answer, Subscribe tries again until ctx ends. It tries only five times to register a webhook for URIs, or to
-// list the event types when Mode is empty.
+// If the server does not answer, Subscribe tries again until ctx ends. Two requests are tried only five times: the registration of a
+// webhook for URIs, and the list of event types, which Subscribe needs if Mode is empty.
 //
 // The subscription survives interruptions and restarts of the server. It handles each event at least once, and recognizes its last ten
 // thousand events if they arrive again.

@@ -39,12 +39,12 @@ const maxSecrets = 3
 // defaultRotate is the default age of a secret at which a refresh replaces it.
 const defaultRotate = 24 * time.Hour
 
-// awaitSecret is how long an incoming webhook waits for the answer to the request that registered it, because the webhook can arrive
-// before that answer. If it were refused, the sender would try again only seconds later.
+// awaitSecret is how long a webhook of SEP-1803 waits for the secret, which is in the answer to its registration. A webhook can arrive
+// before that answer. If the handler refused the webhook, the sender would try again only seconds later.
 const awaitSecret = 10 * time.Second
 
-// errNotRegistered is the error for a webhook that arrived before the answer to its registration, if that answer did not come within
-// awaitSecret. It is also the error for an unsigned webhook, if the answer shows that the webhook belongs to another subscription.
+// errNotRegistered is the error for a webhook of SEP-1803 if the answer to its registration did not arrive within awaitSecret. It is also
+// the error for an unsigned webhook that belongs to another subscription.
 var errNotRegistered = fault.New(fault.Unavailable, "not registered yet")
 
 // verify returns nil if the signature of a webhook is valid, or if the server sends unsigned webhooks.
@@ -260,8 +260,8 @@ func isUnverified(err error) bool {
 // refreshAfter returns how long to wait before a subscription is refreshed: a random time between half and three quarters of its
 // lifetime. Clients that started together then do not refresh together, and there is time left to repeat a failed refresh.
 //
-// A subscription with an unlimited lifetime (0) is refreshed about once a day. A refresh moves its cursor, and reactivates it if it was
-// suspended.
+// A subscription with an unlimited lifetime (0) is refreshed after 24 to 36 hours. The answer to a refresh has a newer cursor for the
+// store. A refresh also reactivates a suspended subscription.
 func refreshAfter(lifetime time.Duration) time.Duration {
 	lifetime = cmp.Or(lifetime, unlimited)
 	return lifetime/2 + rand.N(lifetime/4)
@@ -271,13 +271,14 @@ const (
 	// clockTolerance is the difference between our clock and a Date header above which one of the clocks must be wrong. Smaller
 	// differences are normal, because the request takes time and the header has only whole seconds.
 	clockTolerance = 5 * time.Second
-	// leastLifetime replaces the lifetime of a subscription whose lifetime is even shorter. Otherwise the client would refresh the
-	// subscription again and again without a pause.
+	// leastLifetime is the shortest lifetime that the client assumes. If the server grants a shorter one, the client would otherwise
+	// refresh the subscription again and again without a pause.
 	leastLifetime = time.Second
-	// unlimited replaces an unlimited lifetime, so that refreshAfter returns 24 to 36 hours.
+	// unlimited is the lifetime that the client assumes for a subscription with an unlimited lifetime. With it, refreshAfter returns 24
+	// to 36 hours.
 	unlimited = 2 * defaultRotate
-	// unknownLifetime replaces a lifetime that was already over when the answer arrived. One of the clocks is probably wrong then, and
-	// the answer has no Date header that shows the difference.
+	// unknownLifetime is the lifetime that the client assumes if the end of the subscription is already past when the answer arrives. One
+	// of the clocks is probably wrong then, and the answer has no Date header that shows the difference.
 	unknownLifetime = time.Minute
 )
 

@@ -29,13 +29,13 @@ type Options struct {
 	// URL is the server's MCP endpoint. Key is the API key or access token, which is sent as Authorization: Bearer.
 	URL, Key string
 	Agent    string
-	// Event is the name of the event type to subscribe to. If it is empty, Run uses the first event type that offers all modes. If there
-	// is no such type, it uses the first one that offers the mode of the step. Arguments is a JSON object with the arguments of the
+	// Event is the name of the event type to subscribe to. If it is empty, Run checks each mode with the first event type that offers all
+	// modes or, if there is no such type, with the first one that offers this mode. Arguments is a JSON object with the arguments of the
 	// subscriptions.
 	Event     string
 	Arguments json.RawMessage
-	// Publish makes the server emit an event of the type Event that matches Arguments. If Publish is nil, the report marks the rules that
-	// need an event as not testable.
+	// Publish makes the server emit an event of the type Event that matches Arguments. Some rules can be checked only with an event. If
+	// Publish is nil, the report says that they are not testable.
 	Publish func(ctx context.Context) error
 	// Listen is the address on which the receiver of webhooks listens. The default is 127.0.0.1:0.
 	Listen string
@@ -153,8 +153,8 @@ func need[T any](v T, err error) T {
 	return v
 }
 
-// discover checks whether the server offers events. If it does not, the result without is the reason, for example "it does not speak
-// revision 2026-07-28".
+// discover checks whether the server offers MCP Events. If the server does not offer them, the result without is the reason, for example
+// "it does not speak revision 2026-07-28". Otherwise it is an empty text.
 func (c *checker) discover(ctx context.Context) (without string, err error) {
 	a, err := c.conn.call(ctx, spec.MethodDiscover, map[string]any{})
 	if err != nil {

@@ -25,7 +25,7 @@ const (
 	maxAnswer = 8 << 20
 )
 
-// conn sends requests of revision 2026-07-28 of MCP, for which MCP Events is defined.
+// conn sends requests of revision 2026-07-28 of MCP, because MCP Events is defined for this revision.
 type conn struct {
 	url, key, agent string
 	client          *http.Client
@@ -53,7 +53,7 @@ func (a *answer) code() int {
 	return a.err.Code
 }
 
-// String describes the answer, for the report on a failed rule.
+// String describes the server's answer, for the report on a failed rule.
 func (a *answer) String() string {
 	switch {
 	case a.err != nil:
@@ -167,8 +167,8 @@ type stream struct {
 	close context.CancelFunc
 }
 
-// maxNotes is how many messages of a stream are kept until a check reads them. While that many are kept, no more are read from the
-// connection.
+// maxNotes is how many messages of a stream wait in a channel until a check reads them. If the channel is full, the next message stays in
+// the connection.
 const maxNotes = 1000
 
 var errNoStream = errors.New("the answer is not a stream")

@@ -50,8 +50,8 @@ func isJSON(h http.Header) bool {
 }
 
 // endpoints has webhook endpoints to which the server sends the same events. The name of a field says how its endpoint answers. For
-// example, gone answers every event with 410. The endpoint redirect redirects the server to the endpoint target, which must receive no
-// request. The subscription of the endpoint expiring ends during the run.
+// example, gone answers every event with 410, and redirect redirects the server to target, which must receive no request. The field
+// expiring has the endpoint of a subscription that ends during the run.
 type endpoints struct {
 	retried, gone, large, redirect, target, expiring *hook
 	expires                                          time.Time // when the subscription of expiring ends; zero if the check cannot wait for it

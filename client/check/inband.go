@@ -86,7 +86,8 @@ func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []stri
 		if len(ids) >= n {
 			return ids
 		}
-		// Poll again after at most a second, even if the server asks for a longer pause. Otherwise no second poll may fit into c.Wait.
+		// Pause for at most a second before the next poll, even if the server asks for a longer pause. Otherwise c.Wait may be over
+		// before the second poll.
 		pause := 250 * time.Millisecond
 		if p.NextPollMs != nil {
 			pause = min(max(pause, time.Duration(*p.NextPollMs)*time.Millisecond), time.Second)

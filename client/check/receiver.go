@@ -82,8 +82,8 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	r.mu.Unlock()
 	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, webhook.MaxReceived))
 	if h == nil || err != nil {
-		// This path may also be /.well-known/mcp-webhook-receiver.json, with which an endpoint can be verified. The receiver does not
-		// offer it, because it echoes challenges instead.
+		// A server may also ask for /.well-known/mcp-webhook-receiver.json, because it can verify an endpoint with this file. The
+		// receiver does not offer the file, because it echoes challenges instead.
 		http.Error(w, "no webhooks here", http.StatusNotFound)
 		return
 	}

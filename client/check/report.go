@@ -33,9 +33,9 @@ type Result struct {
 type Report struct {
 	Server string `json:"server"`
 	Text   string `json:"text"`
-	// Profile is the version of MCP Events that the server follows: "released" or "final" (see [spec.Profile]), or "mixed" if its answers
-	// show both. It is empty if no answer showed a version. ShownBy has, for each version, the features that showed it, for example
-	// "error numbers".
+	// Profile is the version of MCP Events that the server follows: "released" or "final" (see [spec.Profile]). It is "mixed" if some
+	// answers show one version and some the other, and empty if no answer showed a version. ShownBy has, for each version, the features
+	// that showed it, for example "error numbers".
 	Profile     string              `json:"profile"`
 	ShownBy     map[string][]string `json:"shownBy,omitempty"`
 	Passed      int                 `json:"passed"`
@@ -57,15 +57,16 @@ func newResults() *results {
 	return &results{byRule: map[*Rule]*Result{}, shownBy: map[string][]string{}}
 }
 
-// noteProfile records that a feature of an answer shows a profile. The parameter by names the feature, for example "error numbers".
+// noteProfile records that a feature of an answer shows a profile, which is a version of MCP Events. The parameter by names the feature,
+// for example "error numbers".
 func (r *results) noteProfile(profile spec.Profile, by string) {
 	if p := string(profile); !slices.Contains(r.shownBy[p], by) {
 		r.shownBy[p] = append(r.shownBy[p], by)
 	}
 }
 
-// judgeProfile checks that all answers of the server show the same profile, and returns it. It returns "mixed" if the answers show both
-// profiles, and an empty text if no answer showed a profile.
+// judgeProfile checks that all answers of the server show the same profile (version of MCP Events), and returns it. It returns "mixed" if
+// the answers show both profiles, and an empty text if no answer showed a profile.
 func (r *results) judgeProfile() string {
 	switch len(r.shownBy) {
 	case 0:

@@ -132,8 +132,8 @@ var (
 	ruleTerminated = rule("terminated", must, inTermination, "the server tells the client when a subscription ends because of lost access or a removed event type")
 )
 
-// codes has the JSON-RPC codes of each error by the error's name. If an error has two codes, the first is from the final profile, and the
-// second from the released profile.
+// codes has the JSON-RPC codes of each error by the error's name. If an error has two codes, the first is from the final version of MCP
+// Events, and the second from the draft that released clients implement.
 var codes = map[string][]int{
 	"InvalidParams":         {-32602},
 	"NotFound":              {-32023, -32011},
@@ -143,7 +143,7 @@ var codes = map[string][]int{
 }
 
 // judgeRefusal checks that an answer is the error with the given name. The parameter what describes the refused request in the report. If
-// the code of the error shows which profile the server follows, judgeRefusal records the profile.
+// the code of the error shows which version of MCP Events the server follows, judgeRefusal records the version.
 func (r *results) judgeRefusal(rule *Rule, a *answer, name, what string) {
 	if i := slices.Index(codes[name], a.code()); i >= 0 {
 		r.pass(rule)

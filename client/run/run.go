@@ -143,7 +143,7 @@ const maxVariable = 64 << 10
 type eventKey struct{ id, uri string }
 
 // countFailure counts a failed run of the command for an event, and returns the number of failures so far. The result last is true if the
-// command must not run again for the event. Without a file Failed, last is always false.
+// command must not run again for the event. If there is no file for failed events, last is always false.
 func (c *Command) countFailure(e client.Event) (failures int, last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -25,7 +25,7 @@ const (
 	maxText = 1 << 10
 )
 
-// entry is an element of the inbox: an event, a note about a subscription, or a gap.
+// entry is an element of the inbox: an event, a note about a subscription, or a report of lost events (a gap).
 type entry struct {
 	eventtools.Event
 	gap       bool
@@ -129,8 +129,8 @@ func (b *inbox) countUnannounced() (n int) {
 }
 
 // announce returns the next announcement of the events for which mustAnnounce returns true, and marks the events in it as announced. If
-// the parameter single is true, it announces only the oldest of these events. Otherwise it announces all of them: one event with its
-// content, but several events only with their number.
+// the parameter single is true, it announces only the oldest of these events. Otherwise it announces all of them. An announcement of one
+// event has its content. An announcement of several events has only their number.
 //
 // The result ok is false if there is nothing to announce.
 func (b *inbox) announce(single bool) (a announcement, ok bool) {
@@ -221,8 +221,8 @@ const (
 	// If the data of an event has more than maxPushed bytes, the notification leaves the data out. An attribute of a [methodChannel]
 	// notification is cut after maxAttribute bytes.
 	maxPushed, maxAttribute = 8 << 10, 128
-	// The first pushBurst notifications are sent immediately. After that, one notification is sent every pushEvery. It may have only the
-	// number of events.
+	// The first pushBurst notifications are sent immediately. After that, one notification is sent every pushEvery. If several events
+	// have arrived by then, the notification has only their number.
 	pushBurst = 10
 	pushEvery = 3 * time.Second
 )

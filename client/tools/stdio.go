@@ -112,8 +112,8 @@ func (s *stdio) check(line []byte) *jsonrpc.Error {
 	return nil
 }
 
-// refuse answers an invalid line in the same way as the MCP endpoint. The answer has no id, because the id in an invalid message is
-// unreliable.
+// refuse answers an invalid line in the same way as the MCP endpoint of mcpevents serve. The answer has no id, because the id in an
+// invalid message is unreliable.
 func (s *stdio) refuse(e *jsonrpc.Error) {
 	_, _ = s.Write(append(jsonrpc.AppendError(nil, nil, e), '\n'))
 }
@@ -155,7 +155,7 @@ func (c *connection) Read(ctx context.Context) (sdk.Message, error) {
 		if err != nil || !ok || !r.IsCall() || c.begin(r.ID) {
 			return m, err
 		}
-		// Use 429 as the code, because the MCP endpoint uses it when a limit is reached.
+		// Use 429 as the code, because the MCP endpoint of mcpevents serve uses it when a limit is reached.
 		refused := &sdk.Error{Code: http.StatusTooManyRequests, Message: fmt.Sprintf("%d requests are in flight (allowed: %d): wait for an answer first", maxInFlight, maxInFlight)}
 		if err = c.Connection.Write(ctx, &sdk.Response{ID: r.ID, Error: refused}); err != nil {
 			return nil, err

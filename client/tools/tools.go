@@ -1,8 +1,8 @@
 //lint:file-ignore SA1019 The SDK deprecates log messages, but we still serve the revisions that have them.
 
-// Package tools is an MCP server over stdio whose tools receive the events of another MCP server. It is for clients that support tools
-// but no events. Package shared/mcp/eventtools declares the tools. Here the events come from a [client.Client], so the process needs no
-// public address.
+// Package tools is an MCP server over stdio whose tools receive the events of another MCP server. It is for MCP clients that support
+// tools but no events. Package shared/mcp/eventtools declares the tools. This package gets the events with a [client.Client], so the
+// process needs no public address.
 package tools
 
 import (
@@ -271,8 +271,8 @@ func (t *Tools) Unsubscribe(_ context.Context, id string) (bool, error) {
 	return true, nil
 }
 
-// checkRunning returns a NotFound error if the subscription is not running. If the id is empty, it returns the error if no subscription
-// is running.
+// checkRunning returns a NotFound error if the subscription with the given id is not running. An empty id stands for any subscription:
+// the error then means that no subscription is running.
 func (t *Tools) checkRunning(id string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -319,7 +319,8 @@ func (s *source) Read(ctx context.Context, q eventtools.Query) (*eventtools.Even
 			s.notifyProgress(ctx, time.Since(began), q.Wait)
 		case <-ctx.Done():
 			out := eventtools.NewEvents(q)
-			// The wait is over. Read once more, because the client is not notified of events that arrive while a call waits for them.
+			// The time of the call is over. Look for unread events once more, because the client is not notified of events that arrive
+			// while a call waits for them.
 			if ctx.Err() == context.DeadlineExceeded {
 				out = s.inbox.readUnread(q)
 			}
