@@ -69,12 +69,12 @@ type Core struct {
 	Catalogs catalog.Source
 	Config   *config.Stored
 	EventLog *eventlog.Log
-	// Demand records which events of backends clients want. The relay subscribes to these events at the backends. Demand may be nil in a
-	// process without subscriptions and backends.
+	// Demand records which backend events the clients want. The relay asks the backends for these events. Demand may be nil in a process
+	// without subscriptions and backends.
 	Demand *demand.Registry
 	Limits config.Limits
 	Log    *slog.Logger
-	// Metrics and Tracer may be nil. The process then counts or traces no events.
+	// Metrics and Tracer may be nil. Without Metrics, the process counts no events. Without Tracer, it creates no spans.
 	Metrics *metric.Set
 	Tracer  *trace.Tracer
 	// Auth authenticates callers. Roles without callers use it only to look up principals, if it is an [auth.Directory]. In these roles,
@@ -87,8 +87,8 @@ type Core struct {
 	ResourceMetadata string
 }
 
-// config returns the current configuration, or nil if there is no configuration or if it cannot be read. For nil, the callers of config
-// use [Core.Limits], which are the limits from the settings.
+// config returns the current configuration. It returns nil if there is no configuration or if it cannot be read. The callers of config
+// then use the limits from the settings, [Core.Limits].
 func (c *Core) config(ctx context.Context) *config.Config {
 	if c.Config == nil {
 		return nil
@@ -124,7 +124,8 @@ func (c *Core) maxSessions(ctx context.Context, p auth.Principal) int {
 	return int(c.CallerQuota(quota.Sessions)(ctx, p))
 }
 
-// profile returns the profile of the MCP Events extension that the configuration sets for a principal, or the server's default profile.
+// profile returns the version of the MCP Events extension (see [spec.Profile]) for a principal. This is the version that the
+// configuration sets for the principal or, without one, the server's default.
 func (c *Core) profile(ctx context.Context, p auth.Principal) spec.Profile {
 	profile := spec.Profile(c.Limits.Profile)
 	if now := c.config(ctx); now != nil {
@@ -195,8 +196,8 @@ func NewLists(c *Core) *subscription.Lists { return &subscription.Lists{DB: c.DB
 // NewReview returns the review that decides whether subscriptions may continue. The review checks whether a subscription's event types
 // are still compatible.
 //
-// If [Core.Auth] is a directory of principals, the review also checks whether the principal still has the right to the events. Otherwise
-// it uses the rights that the principal had when it subscribed.
+// If [Core.Auth] is a directory of principals, the review also checks whether the principal may still receive the events. Otherwise it
+// uses the rights that the principal had when it subscribed.
 func NewReview(c *Core) *review.Review {
 	directory, _ := c.Auth.(auth.Directory)
 	return &review.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory}
@@ -225,7 +226,8 @@ type PublishingOptions struct {
 	Secrets func(context.Context, secret.Value) (string, error)
 	// Key returns the deployment's key. The secrets with which backends sign their webhooks are derived from this key.
 	Key func(context.Context) ([]byte, error)
-	// Dropped is called for each event from a backend that this process drops. If it is nil, the process logs their number.
+	// Dropped is called for each event from a backend that this process drops. If Dropped is nil, the process logs the number of dropped
+	// events.
 	Dropped func(ctx context.Context, workspace, backend, reason string)
 }
 
@@ -358,8 +360,8 @@ func NewLocalLeases(c *Core) *lease.Local { return lease.NewLocal(c.maxStreams) 
 type GatewayOptions struct {
 	// Secrets looks up the secrets that settings refer to. If it is nil, secrets are read from environment variables.
 	Secrets gateway.Secrets
-	// Key authenticates the state that the gateway gives to a client, and that the client sends back with a later request. It is nil if
-	// the process serves no clients.
+	// Key is the secret that protects the gateway's state in the hands of clients. A client receives this state in one response, and
+	// sends it back with its next request. Key is nil if the process serves no clients.
 	Key []byte
 	// HTTP is the client for requests to backends. If it is nil, the gateway uses a default client.
 	HTTP *http.Client
@@ -396,8 +398,8 @@ func NewGateway(c *Core, o GatewayOptions) (*gateway.Gateway, error) {
 	})
 }
 
-// NewConversation returns the service that passes messages of conversations to the configured context providers. It sets those options
-// itself that are the same on a stand-alone server and on AWS.
+// NewConversation returns the service that passes messages of conversations to the configured context providers. The caller sets only the
+// options that differ between a stand-alone server and AWS. NewConversation sets the others.
 func NewConversation(c *Core, o conversation.Options) (*conversation.Service, error) {
 	o.Source, o.Catalogs, o.DB, o.Log, o.Metrics = c.Config, c.Catalogs, c.DB, c.Log, c.Metrics
 	o.AllowAnonymous, o.Rate = c.Limits.AllowInsecureTargets, conversation.NewRate(c.CallerQuota(quota.ConversationRate))

@@ -1,6 +1,7 @@
-// Package apply checks an operator's catalogs and configuration, and then stores all of them or, if one is refused, leaves the stored
-// ones unchanged. It checks the files against each other, against the stored documents that they replace, and against the subscriptions
-// that would end.
+// Package apply checks an operator's catalogs and configuration. If it accepts all of them, it stores them together. Otherwise it leaves
+// the stored ones unchanged.
+//
+// It checks whether the new files fit each other and the stored documents. It also checks which subscriptions the new catalogs would end.
 package apply
 
 import (
@@ -26,7 +27,8 @@ import (
 // Files are the catalogs and the configuration that an operator has written.
 type Files struct {
 	// Catalogs has the catalogs by workspace. The entry for [catalog.Shared] is the catalog of all workspaces that have no catalog of
-	// their own. This entry is allowed only if All is true, because only then does Apply know which workspaces these are.
+	// their own. This entry is allowed only if All is true, because Apply otherwise does not know which workspaces have a catalog of
+	// their own.
 	Catalogs map[string]*catalog.Catalog
 	// Config is the configuration. If it is nil, the stored configuration is kept or, with All, replaced with an empty one.
 	Config *config.Config
@@ -40,7 +42,7 @@ type Files struct {
 type Target struct {
 	DB store.DB
 	// Endings counts the live subscriptions that the new catalogs would end, see [lifecycle.Terminator.CountEndings]. If Endings is nil,
-	// Apply refuses every catalog that could end subscriptions.
+	// Apply cannot count them, so it refuses every catalog that could end subscriptions.
 	Endings func(context.Context, catalog.Source) ([]lifecycle.Ending, error)
 	// Check makes additional checks of a new configuration before it is stored, for example that all its secrets exist. It may be nil.
 	Check func(context.Context, *config.Config) error
@@ -59,8 +61,8 @@ func NewDeployment(db store.DB, canCount bool) *Target {
 	t := &Target{DB: db, Check: refuseCommands, KeepKeys: true, KeepConfig: true}
 	if canCount {
 		catalogs := catalog.NewStored(db, nil, nil, nil)
-		// Here the review has no directory of principals, so it does not notice that a principal has lost its key. Therefore Endings also
-		// counts subscriptions that would soon end for this reason anyway.
+		// Without a directory of principals, the review does not notice that the API key of a principal was removed. So Endings also
+		// counts subscriptions of such principals, which would soon end even without the new catalogs.
 		t.Endings = (&lifecycle.Terminator{
 			Subscriptions: &subscription.Service{Store: subscription.Store{DB: db}},
 			Lists:         &subscription.Lists{DB: db},

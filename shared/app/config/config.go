@@ -35,7 +35,7 @@ const maxSource = 1 << 20
 
 // Config is the content of config.yaml. It is immutable, and the zero value is the content of an empty file.
 type Config struct {
-	// Keys are the API keys that the server accepts with --auth keys. It is nil if the file has no section for them.
+	// Keys are the API keys that the server accepts with --auth keys. Keys is nil if the file has no section "keys".
 	Keys     []auth.Key
 	Backends []api.Backend
 	// Sources turn the webhooks of providers, and the messages of AWS services such as EventBridge, into events.
@@ -250,14 +250,13 @@ type parser struct {
 	stored bool // the text was stored by this or an earlier version, whose checks it passed
 }
 
-// nameMembers returns a function with which [strictyaml.File.Fields] names a member of a mapping in error messages: only by the member's
-// name, for example "principal". In messages about the mapping itself, it uses the parameter thing as the name, for example "a key".
+// nameMembers returns a function that names the members of a mapping in error messages, for [strictyaml.File.Fields]. A member is called
+// by its own name, for example "principal". The mapping itself is called by the text in the parameter thing, for example "a key".
 func nameMembers(thing string) func(member string) string {
 	return func(member string) string { return cmp.Or(member, thing) }
 }
 
-// nameWithin does the same as [nameMembers], but puts the name of the mapping before the name of the member, for example "conversation:
-// budget".
+// nameWithin does the same as [nameMembers], but begins each name with the name of the mapping, for example "conversation: budget".
 func nameWithin(mapping string) func(member string) string {
 	return func(member string) string {
 		if member == "" {
@@ -267,9 +266,10 @@ func nameWithin(mapping string) func(member string) string {
 	}
 }
 
-// nameAfter does the same as [nameWithin] for an element of a list. The name in error messages begins with the element's own name, for
-// example "backend github: url". The parameter name points to the element's name. It is empty until the member "name" has been read, and
-// messages begin with "a backend" until then.
+// nameAfter does the same as [nameWithin] for an element of a list. Error messages begin with the name of the element, for example
+// "backend github: url". Until this name has been read, they begin with "a backend".
+//
+// The parameter name points to the variable that receives the element's name.
 func nameAfter(thing string, name *string) func(member string) string {
 	return func(member string) string {
 		if *name == "" || member == "name" {
@@ -471,7 +471,8 @@ func (p *parser) readValue(n *strictyaml.Node, what string, isSecret bool) secre
 const EnvSettings = envPrefix + "SETTINGS"
 
 // withSettings returns a lookup function that finds environment variables, and also the settings in [EnvSettings]. If a setting in
-// EnvSettings is unknown or given twice, or if its own variable is set, too, the error is of kind fault.Invalid.
+// EnvSettings is unknown or given twice, the error is of kind fault.Invalid. The same applies to a setting that also has an environment
+// variable of its own.
 func withSettings(lookup func(string) (string, bool)) (func(string) (string, bool), error) {
 	text, _ := lookup(EnvSettings)
 	if strings.TrimSpace(text) == "" {

@@ -32,7 +32,8 @@ type Limits struct {
 	Quota   int64 `name:"quota" default:"1000" group:"Limits" help:"Webhook subscriptions per principal."`
 	Streams int64 `name:"streams" default:"100" group:"Limits" help:"Open streams per principal."`
 	// StreamConcurrency is how many instances of the function stream can run on AWS. An instance serves one request at a time or, on
-	// managed instances, up to 64. Open streams take at most 80 % of all these requests, so that calls get through. 0 means no limit.
+	// managed instances, up to 64. Open streams may take 80 % of this capacity, so that other requests are still served. 0 means no
+	// limit.
 	//
 	// There is no flag for it, because on a stand-alone server open streams do not keep other requests waiting.
 	StreamConcurrency int64   `name:"stream-concurrency" default:"0" kong:"-"`

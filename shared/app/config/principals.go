@@ -276,8 +276,8 @@ func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 func (p *parser) readRules(n *strictyaml.Node, what string) (r rules.Rules) {
 	p.file.Fields(n, nameWithin(what),
 		strictyaml.Func("allow", func(n *strictyaml.Node, what string) {
-			// If the list is absent, everything is allowed. An empty list is refused, because its author may have wanted to allow
-			// nothing. But a stored empty list is accepted, because earlier versions stored it and treated it as absent.
+			// Without the list "allow", everything is allowed. An empty list in a file is refused, because its author may have wanted to
+			// allow nothing. A stored empty list is accepted, because earlier versions stored it and allowed everything.
 			faults := p.file.Count()
 			if r.Allow = p.readGlobs(n, what); len(r.Allow) == 0 && !p.stored && p.file.Count() == faults {
 				p.file.Add(n.Line, "%s is empty; leave it out to allow everything, or set deny: [\"*\"] to allow nothing", what)
@@ -418,11 +418,10 @@ func (p *parser) commandFields(c *api.Command) []strictyaml.Field {
 	}
 }
 
-// checkCommand checks that a backend has either a command or a url. If it has a command, checkCommand sets b.Command to the parameter c.
-// It adds a fault for each member that does not fit, for example headers next to a command.
+// checkCommand checks that a backend has either a command or a url. It adds a fault for each setting that does not fit, for example
+// headers next to a command. If the backend has a command, checkCommand sets b.Command to the parameter c.
 //
-// The parameter given has the names of the members that are in the file. The function say puts the backend's name before the text of a
-// message.
+// The parameter given has the names of the settings in the file. The function say puts the backend's name before an error message.
 func (p *parser) checkCommand(n *strictyaml.Node, b *api.Backend, c *api.Command, given map[string]bool, say func(string) string) {
 	switch {
 	case given["command"] && given["url"]:

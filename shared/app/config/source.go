@@ -60,9 +60,9 @@ func (d Document) Replace(next *Config) settings.Edit {
 	return e
 }
 
-// CheckNotEmptied returns an error if the parameter next is an empty configuration and the stored one is not empty. The file of an empty
-// configuration may be incomplete: some programs truncate a file before they rewrite it, and a full disk can stop them in between. If
-// next is nil, CheckNotEmptied returns nil.
+// CheckNotEmptied returns an error if the parameter next is an empty configuration and the stored one is not empty. The empty file may be
+// a mistake: some programs truncate a file before they rewrite it, and a full disk can stop them in between. If next is nil,
+// CheckNotEmptied returns nil.
 func (d Document) CheckNotEmptied(next *Config) error {
 	if next == nil || !next.Empty() || len(bytes.TrimSpace(d.Stored.Text)) == 0 {
 		return nil
@@ -76,8 +76,8 @@ func Load(ctx context.Context, db store.DB) (*Config, error) {
 	return d.Config, cmp.Or(err, d.Invalid)
 }
 
-// Stored provides the stored configuration, which it caches for up to [settings.MaxAge] while the store answers. Its methods return the
-// same pointer or slice until the configuration changes.
+// Stored provides the stored configuration from a cache. The cached configuration is at most [settings.MaxAge] old, or older while the
+// store does not answer. The methods of Stored return the same pointer or slice until the configuration changes.
 type Stored struct {
 	cache *settings.Cache[*current]
 	empty *current
@@ -255,7 +255,8 @@ func (p *parser) readSource(n *strictyaml.Node) source.Source {
 	return s
 }
 
-// checkReachable adds faults for mappings of a source that are never used, because an earlier mapping always matches.
+// checkReachable adds faults for mappings of a source that are never used, because an earlier mapping matches the same requests or all
+// requests.
 func (p *parser) checkReachable(events []source.Mapping, what string) {
 	for i, m := range events[:len(events)-1] {
 		if m.Match == nil {
@@ -403,8 +404,8 @@ func (p mappingParser) readPattern(n *strictyaml.Node, what string) *pattern.Pat
 	return out
 }
 
-// readText returns a function that reads a value that is not an object. If the function check returns an error for the value, that
-// function adds a fault.
+// readText returns a function that reads a mapped value that must not be an object, for example an event's id. If the function check
+// returns an error for the value, the returned function adds a fault.
 func (p mappingParser) readText(check func(source.Value) error) func(n *strictyaml.Node, what string) source.Value {
 	return func(n *strictyaml.Node, what string) source.Value {
 		before := p.file.Count()

@@ -46,8 +46,8 @@ type Options struct {
 // NewHandler returns the handler for the admin API and the console. It passes all other requests to [Options.Rest]. It sends no webhooks
 // itself: when an operator retries a delivery, the roles retry and dispatch send the webhook.
 //
-// The caller must not put the handler into a mux. The name of a switch may be a URL, which contains "//", and a mux redirects paths with
-// "//".
+// The caller must not put the handler into a mux, because a mux redirects paths that contain "//". Paths of the API can contain it. For
+// example, a switch that pauses the deliveries to a host has the host's URL in its name.
 func NewHandler(c *app.Core, o Options) http.Handler {
 	api, page := newAPI(c, o), newConsole(c, o.Mode)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -41,8 +41,8 @@ func newMetrics(readers []sdk.Reader) (http.Handler, *metric.Set, error) {
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}), set, err
 }
 
-// registerMetrics registers the metrics whose values are read at each export, for example the depths of the queues. The last export comes
-// after the shutdown. It lacks the values that are read from the database, because the database is already closed.
+// registerMetrics registers the metrics whose values are read at each export, for example the lengths of the queues. The last export
+// happens after the shutdown. It has no values from the database, because the database is already closed.
 func (s *Server) registerMetrics() error {
 	watch := func(name string, f func(context.Context) ([]metric.Reading, error)) error {
 		return s.core.Metrics.Watch(name, func(ctx context.Context) ([]metric.Reading, error) {

@@ -28,8 +28,8 @@ const (
 // Backup writes the database and the keys of a data directory to a new file that only its owner can read. A server may use the directory
 // meanwhile. The backup then contains everything that the server had accepted before the backup began.
 //
-// If the keys keep changing during the backup, Backup returns an error of kind [fault.Conflict]. If the parameter shown is not nil,
-// Backup writes progress bars to it.
+// If other commands change the keys during each attempt, Backup returns an error of kind [fault.Conflict]. If the parameter shown is not
+// nil, Backup writes progress bars to it.
 func Backup(ctx context.Context, data, file string, shown io.Writer) error {
 	return backup(ctx, data, file, shown, engine.Copy)
 }
@@ -56,7 +56,7 @@ func backup(ctx context.Context, data, file string, shown io.Writer, copyFile co
 		return err
 	}
 	defer func() {
-		// If the disk is full, SQLite leaves a journal file behind. Remove it together with the copy.
+		// If the disk is full, SQLite leaves the copy's journal file behind. Remove this file, too.
 		_, _, _ = copied.Close(), os.Remove(copied.Name()), os.Remove(copied.Name()+"-journal")
 	}()
 	keys, err := copyWithKeys(data, func() error {
@@ -96,7 +96,7 @@ func backup(ctx context.Context, data, file string, shown io.Writer, copyFile co
 const maxCopies = 3
 
 // copyWithKeys calls the function copyDatabase, and returns the content of the keys file. If the keys change meanwhile, it calls
-// copyDatabase again, because [DropKeys] may have removed a key that is needed for the copy.
+// copyDatabase again. Otherwise [DropKeys] could remove a key from the file that secrets in the copy still need.
 func copyWithKeys(data string, copyDatabase func() error) (keys []byte, err error) {
 	before, _, err := readKeysFile(data)
 	if err != nil {

@@ -129,8 +129,8 @@ type roles struct {
 	mux           *http.ServeMux
 }
 
-// build creates all roles in the order in which they need each other. Publishing needs the gateway, where it counts dropped events.
-// Conversations need publishing. The MCP endpoint needs all of them.
+// build creates all roles, each after the roles that it needs. Publishing needs the gateway, because the gateway counts the dropped
+// events of backends. Conversations need publishing. The MCP endpoint needs all of them.
 func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener) (r roles, err error) {
 	cursors, err := eventlog.NewSealer(keys.Cursor)
 	if err != nil {

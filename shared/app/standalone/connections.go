@@ -112,9 +112,9 @@ func (l *connections) admit(c net.Conn) *connection {
 // makeRoom closes connections on which the server waits for the client. It begins with the client that has most of them, and with the
 // oldest ones of that client. It closes several at a time, because each call has to look at all connections.
 //
-// makeRoom spares running requests that have waited for less than [slowClient], unless there is no other connection to close, or more
-// than a quarter of all connections wait in a running request. Otherwise a client could fill the server with new requests before they
-// count as slow. The caller holds l.mu.
+// At first, makeRoom spares running requests that have waited for their client for less than [slowClient]. It closes these, too, if it
+// finds no other connection. It also closes them if such waiting requests have more than a quarter of all connections, because a client
+// could otherwise fill the server with new requests. The caller holds l.mu.
 func (l *connections) makeRoom() {
 	busy, now := 0, time.Now()
 	for k := range l.open {
@@ -232,8 +232,8 @@ func recordBody(r *http.Request, body bool) {
 
 type connectionKey struct{}
 
-// attach makes an HTTP server report the states of its connections to l. From then on, the server serves only health checks and operators
-// on reserved connections.
+// attach makes an HTTP server report the states of its connections to l. On a reserved connection, the server then serves only health
+// checks and operators, and refuses all other requests.
 func (l *connections) attach(s *http.Server) {
 	s.ConnState = l.recordState
 	s.RegisterOnShutdown(l.closeUnused)
@@ -244,7 +244,7 @@ func (l *connections) attach(s *http.Server) {
 	s.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		k, ok := r.Context().Value(connectionKey{}).(*connection)
 		if ok && k.reserved && !forOperators(r.URL.Path) {
-			// Before net/http closes the connection, it reads the rest of the body. Without a deadline, it would wait for a slow client
+			// After the response, net/http reads the rest of the request body. Without a deadline, it would wait for a slow client
 			// forever.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedClient))
 			w.Header().Set("Connection", "close")
@@ -285,8 +285,8 @@ func forOperators(path string) bool {
 // second.
 const bodyTime = time.Minute
 
-// refusedBodyTime limits how long the server waits for the rest of a body that a handler did not read completely. net/http reads up to
-// 256 KiB of the rest before it sends the response, so without the limit the response could be late.
+// refusedBodyTime limits how long the server waits for the rest of a body that a handler did not read completely. net/http sends the
+// response only after it has read up to 256 KiB of the rest. Without the limit, a slow client would get the response late.
 const refusedBodyTime = time.Second
 
 // boundBodies returns a handler that ends requests whose bodies do not arrive in time. http.Server.ReadTimeout would end streams, too. So

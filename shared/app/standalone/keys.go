@@ -273,7 +273,8 @@ func dropKeys(ctx context.Context, data string, reseal func(context.Context, sto
 	if _, err := checkSealed(ctx, db, s, false); err != nil {
 		return old, fault.Wrap(fault.Invalid, err, "check the keys of %s", data)
 	}
-	// Seal the check value again, too. Otherwise the first key could never be removed.
+	// Seal the check value, a fixed text in the database, with the newest key, too. Otherwise the check value would always need the first
+	// key.
 	if err := writeCheckValue(ctx, db, s); err != nil {
 		return old, err
 	}
@@ -313,8 +314,8 @@ func reseal(ctx context.Context, db store.DB, s secrets) error {
 	return err
 }
 
-// sealedText returns a text that is part of each secret in the database that was sealed with a certain key. The parameter prefix has the
-// first bytes of these secrets, and stored items contain secrets as base64.
+// sealedText returns a text for finding secrets that are sealed with a certain key: all stored items with such a secret contain the text.
+// The parameter prefix has the first bytes of the sealed secrets. Stored items contain them as base64.
 //
 // sealedText leaves out the last base64 character if the prefix determines only some of its bits. For example, 5 bytes (40 bits)
 // determine 6 complete characters (36 bits).

@@ -101,10 +101,11 @@ func isRefusal(err error) bool {
 	return err != nil && !fault.Is(err, fault.Unavailable) && !fault.Is(err, fault.Internal)
 }
 
-// startRefused decides whether the server starts although its settings were refused. It returns nil if the server starts. That is the
-// case if [Options.LastSettings] is true and the store has previous settings that this version can read.
+// startRefused decides whether the server starts with its previous settings after the new ones were refused. It returns nil if the server
+// starts. For this, [Options.LastSettings] must be true, and the store must have previous settings that this version can read.
 //
-// The parameter refused is the reason for the refusal. It is nil if the settings were accepted, and then startRefused also returns nil.
+// The parameter refused is the reason for the refusal. It is nil if the settings were accepted. In this case, startRefused also returns
+// nil.
 func (s *Server) startRefused(ctx context.Context, o Options, refused error) error {
 	if !o.LastSettings || !isRefusal(refused) {
 		return refused

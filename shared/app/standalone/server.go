@@ -171,7 +171,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	}
 	s.closing, s.close = context.WithCancel(context.WithoutCancel(ctx))
 	// Do everything that can fail before the first worker starts. Listen before the roles are built, because the sender of webhooks must
-	// know the server's own address, to which it sends none. Apply the settings after the roles are built, because a changed catalog can
+	// know the server's own address to refuse it as a target. Apply the settings after the roles are built, because a changed catalog can
 	// end subscriptions.
 	keys, err := s.open(ctx, o)
 	if err != nil {

@@ -14,8 +14,8 @@ const (
 	// slow lane is a queue with workers of its own.
 	attemptPatience = 2 * time.Second
 	slowPerEndpoint = 8 // concurrent attempts of the slow lane to the same endpoint
-	// pageWorkers is the number of workers for page tasks. It is large because a page task, which sends events to a range of subscribers,
-	// may wait several seconds for slow endpoints. At most pagesPerGroup workers handle page tasks of the same pattern, or of the same
+	// pageWorkers is the number of workers for page tasks, which send an event to a range of subscribers. It is large because a page task
+	// may wait several seconds for slow endpoints. At most pagesPerGroup workers handle page tasks for the same URI pattern or the same
 	// busy endpoint, so that workers are left for others.
 	pageWorkers, pagesPerGroup = 512, 128
 	// queueBytes limits the total size of the message bodies that a queue keeps in memory. Further messages stay only in the database.
@@ -26,8 +26,8 @@ const (
 	// savePositions is how often the periodic jobs save how far they have come. The interval is long, so that a server without work does
 	// not write to the disk.
 	savePositions = time.Hour
-	// replayEvery is how often a running replay schedules its next deliveries. Each time it schedules those for a few seconds only,
-	// because the cancellation of a replay does not stop scheduled deliveries.
+	// replayEvery is how often a running replay schedules its next deliveries. It schedules only the deliveries of a few seconds, because
+	// the cancellation of a replay does not stop scheduled deliveries.
 	replayEvery = 4 * time.Second
 	// callLogDelay is how long the log line of a call to a backend may wait, so that several lines are written together. If the process
 	// is killed, waiting lines are lost.
@@ -45,7 +45,7 @@ type attemptLimits struct {
 }
 
 // newAttemptLimits divides the connections to endpoints among three kinds of attempts: first attempts, attempts in the slow lane, and
-// detached attempts, which continue in the background. The parameter conns is the number of connections.
+// detached attempts, which are first attempts that continue in the background. The parameter conns is the number of connections.
 //
 // Slow and detached attempts together get at most half of the connections. So endpoints that hang leave the other half to first attempts.
 // With very few connections, first and slow attempts still get at least one each.

@@ -92,7 +92,7 @@ type DispatcherOptions struct {
 	Sender        delivery.Poster
 	Opener        delivery.Opener
 	// Cursors returns the sealer that encrypts the cursor in a gap notice. A gap notice tells a subscriber that it has missed events.
-	// With the cursor, the subscriber can read them.
+	// With the cursor, the subscriber can read the missed events.
 	Cursors func(context.Context) (*eventlog.Sealer, error)
 	// Gate stops attempts for a subscription as soon as this process has ended the subscription. It is nil if subscriptions end in other
 	// processes.
@@ -159,7 +159,7 @@ type JobOptions struct {
 	Terminator    *lifecycle.Terminator
 	Switches      *switches.Set
 	Operations    *deadletter.Operations
-	// SaveEvery is how often the jobs save their progress. If it is 0, they save it after each round.
+	// SaveEvery is how often the jobs save their progress. If it is 0, they save it after each run.
 	SaveEvery time.Duration
 }
 

@@ -36,7 +36,7 @@ func newReader(ctx context.Context, endpoint string) (*sdk.PeriodicReader, error
 }
 
 // Export adds exporters to the server options s. They send metrics and traces to the collector at s.Limits.OTLPEndpoint. The caller must
-// call the function end after the server has shut down. It sends the remaining metrics and traces.
+// call the function end after the server has shut down, because end sends the remaining metrics and traces.
 func Export(ctx context.Context, s *standalone.Options) (end func(), err error) {
 	if err := s.Limits.Check(); err != nil {
 		return nil, err

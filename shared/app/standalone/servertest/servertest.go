@@ -27,7 +27,8 @@ import (
 // Patience limits how long a test waits for an expected result.
 const Patience = 20 * time.Second
 
-// Caller describes the rights of a caller. Callers are in a map. A caller's key in the map is its principal, and also its API key.
+// Caller describes the rights of a caller. Tests have callers in a map. The map's key is the name of the caller's principal, and also its
+// API key.
 type Caller struct {
 	Workspace string
 	Scopes    string // separated by commas
