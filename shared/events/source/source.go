@@ -38,8 +38,8 @@ import (
 // From names the AWS service whose messages a source receives. It is empty for a source that receives HTTP requests.
 type From string
 
-// A source with the value HTTP receives requests at POST /sources/{name}. A source with one of the other values, a bus source, receives
-// messages that the AWS service puts into the inbox queue.
+// A source with the value HTTP receives requests at POST /sources/{name}. With one of the other values, a source receives messages that
+// the AWS service puts into the inbox queue.
 const (
 	HTTP        From = ""
 	EventBridge From = "eventbridge"
@@ -212,8 +212,8 @@ func parseTime(v any) (time.Time, bool) {
 	return time.UnixMicro(int64(seconds * 1e3)).UTC(), true
 }
 
-// maxNesting is the maximum nesting of a document, which is an event's payload and the JSON objects around it. The payload may have
-// [event.MaxDepth] levels.
+// maxNesting is the maximum nesting of a document, which is a decoded request or message. It leaves room for a few JSON objects around
+// the payload, which may itself have [event.MaxDepth] levels.
 const maxNesting = event.MaxDepth + 4
 
 // neverMapped lists headers that [ReadRequest] leaves out of its result, because they have credentials or describe the transfer of the
@@ -307,8 +307,8 @@ const maxRecords = 100
 // ReadEnvelope reads a message that an AWS service put into the inbox queue. The result from is the service, or [HTTP] if the message is
 // from no known service. The result docs has the JSON documents in the message.
 //
-// An S3 notification has one document per record, so the result docs is empty for S3's test message. An SNS notification is one document.
-// If its member Message contains JSON text, ReadEnvelope replaces the text with the decoded JSON.
+// An S3 notification has one document per record. S3's test message has no records, so the result docs is empty for it. An SNS
+// notification is one document. If its member Message contains JSON text, ReadEnvelope replaces the text with the decoded JSON.
 func ReadEnvelope(body []byte) (from From, docs []any, err error) {
 	if body = bytes.TrimLeft(body, " \t\r\n"); len(body) == 0 || body[0] != '{' || !json.Valid(body) || jsonrpc.Member(body, "specversion") != nil {
 		return HTTP, nil, nil

@@ -38,7 +38,8 @@ const (
 	isObject
 )
 
-// Values for a mapping without the setting data: whole selects the whole document, and wholeBody selects the body of an HTTP request.
+// Values for the payload of a mapping that does not set data: wholeBody selects the body of an HTTP request, and whole selects the whole
+// document of a message from an AWS service.
 var (
 	whole     = Value{kind: isPointer}
 	wholeBody = Value{kind: isPointer, pointer: jsonpointer.Pointer{"body"}}
@@ -134,8 +135,8 @@ func (v Value) CheckTime() error {
 	return nil
 }
 
-// Evaluate returns the value for a document, which is a decoded request or message. It returns false if a JSON Pointer finds no value in
-// the document. An object omits the members whose pointers find no value.
+// Evaluate returns the value for a document, which is a decoded request or message. If the value is a JSON Pointer that finds nothing in
+// the document, Evaluate returns false. If the value is an object, its members whose pointers find nothing are left out.
 func (v Value) Evaluate(doc any) (found any, ok bool) {
 	switch v.kind {
 	case isPointer:
@@ -157,17 +158,18 @@ func (v Value) Evaluate(doc any) (found any, ok bool) {
 // parts are the members of a document that [ReadRequest] made from an HTTP request.
 var parts = []string{"headers", "query", "body"}
 
-// buses describes the members of each AWS service's documents, for error messages. AWS may add members.
+// buses says which members the documents of each AWS service have. Error messages contain this text.
 var buses = map[From]string{
 	EventBridge: "a message of EventBridge has /id, /time, /source, /detail-type and /detail",
 	SNS:         "a message of SNS has /MessageId, /TopicArn, /Timestamp and /Message",
 	S3:          "a document of S3 is one record, with /eventName, /eventTime and /s3",
 }
 
-// textIn lists the parts of a document whose members are always strings, with the noun that error messages use for such a member.
+// textIn lists the parts of a document whose members are always strings. Its values are the names that error messages use for such a
+// member.
 var textIn = map[string]string{"headers": "a header", "query": "a parameter of the query"}
 
-// hides reports whether documents omit a header because its name is in neverMapped or in the parameter secret.
+// hides reports whether [ReadRequest] leaves a header out of documents, because its name is in neverMapped or in the parameter secret.
 func hides(name string, secret []string) bool {
 	same := func(s string) bool { return strings.EqualFold(s, name) }
 	return slices.ContainsFunc(neverMapped, same) || slices.ContainsFunc(secret, same)
@@ -218,11 +220,12 @@ func (r *reach) checkValue(v Value, place jsonpointer.Pointer) {
 	}
 }
 
-// checkPattern adds a fault for each member of text, a part of a pattern, that can never match. The parameter at is the path in the
-// document to which text applies. The parameter place is the path of text in the pattern, for faults.
+// checkPattern adds a fault for each member of text that can never match. The parameter text is a pattern or an object inside it. The
+// parameter at is the path in the document to which text applies. The parameter place is the path of text in the pattern, and faults
+// contain it.
 //
-// checkPattern follows only the first two levels of the document, because deeper ones depend on the provider. The alternatives of an $or
-// apply to the same path in the document as the $or itself.
+// checkPattern follows only the first two levels of the document, because the provider decides what the deeper levels contain. The
+// operator $or is not a level of the document, so its alternatives have the same path in the document as the object around $or.
 func (r *reach) checkPattern(text json.RawMessage, at, place jsonpointer.Pointer) {
 	for name, value := range jsonrpc.Members(text) {
 		here, place := append(slices.Clip(at), string(name)), append(slices.Clip(place), string(name))
@@ -247,8 +250,8 @@ func (r *reach) checkPattern(text json.RawMessage, at, place jsonpointer.Pointer
 	}
 }
 
-// checkTexts adds a fault for each value in list that a string can never equal, for example a number. The parameter kind says in the
-// faults where the string is from, for example "a header".
+// checkTexts adds a fault for each value in list that a string can never equal, for example a number. The parameter kind names the string
+// in the text of a fault, for example "a header".
 func (r *reach) checkTexts(list json.RawMessage, kind string, place jsonpointer.Pointer) {
 	i := 0
 	for value := range jsonrpc.Elements(list) {

@@ -19,15 +19,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Bus converts messages in the inbox queue to events. It handles messages of AWS services, and documents that failed earlier and that an
-// operator retries (dead letters). A message of an AWS service goes to every source whose From names the service.
+// Bus converts messages in the inbox queue to events. Some of them are messages of AWS services, which go to every source whose From
+// names the service. The others are dead letters that an operator retries. A dead letter is a request or message that could not become an
+// event.
 //
 // If one source cannot turn a message into an event, the message becomes a dead letter in that source's workspace, and the other sources
 // still get their events. Bus implements [publish.Documents].
 type Bus struct{ Documents }
 
-// Read converts a message to events. The result known is true for a message of a known AWS service and for a retried dead letter. An
-// error means that the whole message failed, not only one source.
+// Read converts a message to events. The result known is true for a message of a known AWS service and for a retried dead letter. If Read
+// returns an error, the caller must treat the whole message as failed, and publish no event of it.
 func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, known bool, err error) {
 	if isRetry(body) {
 		in, err = b.mapRetried(ctx, body)
@@ -59,9 +60,10 @@ func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, known 
 	return in, true, nil
 }
 
-// mapRetried handles a dead letter that an operator retries. It passes the request or message in the dead letter to its source again. For
-// a request, mapRetried also publishes the event. For a message of an AWS service, mapRetried returns the event and the caller publishes
-// it.
+// mapRetried handles a dead letter that an operator retries. It passes the request or message in the dead letter to its source again.
+//
+// For a message of an AWS service, mapRetried returns the event, and the caller publishes it. For a webhook request, mapRetried publishes
+// the event itself, because the request needs a check for duplicates first.
 func (b *Bus) mapRetried(ctx context.Context, body []byte) ([]publish.Input, error) {
 	r, doc, err := parseRetry(body)
 	if err != nil {
@@ -84,7 +86,8 @@ func (b *Bus) mapRetried(ctx context.Context, body []byte) ([]publish.Input, err
 }
 
 // errUnmatched is the error for a retried request or message that no mapping matches any more. A mapping matched it when it arrived, so
-// the operator may have changed the pattern by mistake. It therefore becomes a dead letter again instead of being ignored.
+// the operator may have changed the pattern by mistake. The request or message therefore becomes a dead letter again instead of being
+// ignored.
 var errUnmatched = fault.New(fault.Unprocessable, "no mapping matches it any more")
 
 // publishRequest publishes the event of a retried webhook request, with the same checks for duplicates as [Handler].

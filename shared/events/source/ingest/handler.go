@@ -256,8 +256,8 @@ func (in *incoming) verify(ctx context.Context, r *http.Request, received []byte
 	return content, signed, err
 }
 
-// accept makes an event from the document of a webhook and publishes it. It returns when the event is stored durably. Even if the event
-// is refused, accept sets its name, URI and id in o, as far as they are known.
+// accept makes an event from the document of a webhook and publishes it. It returns when the event is stored durably. It also sets the
+// event's name, URI and id in the outcome o, as far as they are known, even if the event is refused.
 func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident identity, now time.Time, o *Outcome) ([]publish.Accepted, error) {
 	event, err := s.Map(doc)
 	if err != nil || event == nil {
@@ -290,8 +290,8 @@ func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident 
 	}
 	if known := cmp.Or(all...); known != nil {
 		o.Kind, o.ID, o.URI = Duplicate, known.ID, known.URI
-		// The event was accepted before. Do not record the id of this request, because an attacker may have replayed a signed request with another
-		// id, which the signature does not cover. Record only the hash of the signed text, if it is not recorded yet.
+		// The event was accepted before, so do not publish it again. Do not record the id of this request: an attacker may have changed
+		// the id, because the signature does not cover it. Record only the hash of the signed text, which is the last key.
 		if added = all[last] == nil; added {
 			d.remember(ctx, s, now, keys[last:], *known)
 		}
@@ -309,8 +309,8 @@ func (d *Documents) accept(ctx context.Context, s source.Source, doc any, ident 
 	return accepted, nil
 }
 
-// remember records the keys of a published event or dead letter, so that the server recognizes it if it arrives again. If the write
-// fails, the event or dead letter may be repeated but is not lost.
+// remember records the keys of a published event or dead letter, so that the server recognizes repetitions. If the write fails, the event
+// or dead letter may be repeated but is not lost.
 func (d *Documents) remember(ctx context.Context, s source.Source, now time.Time, keys []store.Key, accepted publish.Accepted) {
 	if err := d.Seen.Add(ctx, now, keys, accepted); err != nil {
 		d.log().WarnContext(ctx, "source id not recorded", "source", s.Name, "error", err)
@@ -366,7 +366,7 @@ const (
 	// smallBody is the largest body that the server reads without a [bodySlot]. A sender can be verified only after its body was read, so
 	// the slots limit the memory that unverified senders can use.
 	smallBody = 256 << 10
-	// largeBodies is the maximum number of larger bodies in memory at the same time.
+	// largeBodies is the maximum number of bodies in memory that are larger than smallBody.
 	largeBodies = 25
 	// largeTime limits how long the rest of a large body may take to arrive. Providers do not wait longer.
 	largeTime = 10 * time.Second
@@ -374,7 +374,8 @@ const (
 	// early.
 	largeStall = 2 * time.Second
 	largePart  = 64 << 10
-	// largeSlow is the age from which a large body may lose its slot to another request, if all slots are in use.
+	// largeSlow is how long a large body may take to arrive before it can lose its slot to another request. This happens only if all
+	// slots are in use.
 	largeSlow = 250 * time.Millisecond
 	// maxUnpacking is how many unverified requests of one client may wait for their turn to be decompressed.
 	maxUnpacking = 4
@@ -401,11 +402,12 @@ type bodySlot struct {
 	lost     bool   // whether the slot was given to another request
 }
 
-// reserve returns a slot, which permits a large body of the given client in memory. If all slots are in use, reserve takes the slot of a
-// body that arrives slowly, and returns an error if there is no such body.
+// reserve returns a slot, which permits a large body of the given client in memory. If all slots are in use, reserve takes the slot away
+// from a body that arrives slowly. If no body arrives slowly, reserve returns an error.
 //
-// If another request takes the slot later, the function cut is called, which must stop the reading of the body. For a body that has
-// already been read, cut is nil, and the slot is never taken away. For example, a small body may become large when it is decompressed.
+// If another request takes the slot later, the function cut is called, which must stop the reading of the body. The parameter cut is nil
+// for a body that has already been read, for example for a small body that becomes large when it is decompressed. Such a body never loses
+// its slot.
 func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bodySlot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -564,7 +566,8 @@ func isEncoded(h http.Header) bool {
 	return encoding != "" && !strings.EqualFold(encoding, "identity")
 }
 
-// decode decompresses a body if it has a Content-Encoding. The result has at most [publish.MaxBody] bytes, too.
+// decode decompresses a body if it has a Content-Encoding. The decompressed body, like the received body, has at most [publish.MaxBody]
+// bytes.
 func decode(h http.Header, body []byte) ([]byte, error) {
 	switch encoding := h.Get("Content-Encoding"); {
 	case !isEncoded(h):

@@ -49,8 +49,8 @@ type retried struct {
 // maxUnpacked limits the size of a document that a dead letter has in GZIP: a body of the maximum size, plus JSON escapes and headers.
 const maxUnpacked = 3 * publish.MaxBody
 
-// isRetry reports whether a message in the inbox is a [retry]. A CloudEvent, which has the member specversion, may have an attribute of
-// that name, too.
+// isRetry reports whether a message in the inbox is a [retry]. A CloudEvent is not a retry, although it may have an attribute named
+// retry. Every CloudEvent has the member specversion.
 func isRetry(body []byte) bool {
 	return json.Valid(body) && jsonrpc.Member(body, "retry") != nil && jsonrpc.Member(body, "specversion") == nil
 }
@@ -155,8 +155,8 @@ type seen struct {
 	expires  time.Time
 }
 
-// reserve reserves a key, which stands for an event id or a signed request, while the caller publishes its event. The caller must then
-// call the function end, with true if it has added a record under the key.
+// reserve reserves a key while the caller publishes an event. The key stands for an event id or a signed request. After publishing, the
+// caller must call the function end, with true if it has added a record under the key.
 //
 // The result end is nil while a different event is being published under the key, for example because the same signed request was sent
 // under two ids. Two calls with the same event both succeed, because the events queue drops the duplicate.

@@ -22,9 +22,9 @@ import (
 // process stores at most one outcome per second for each source and kind, and [othersRate] per second overall. Each record says how many
 // outcomes of its kind were omitted before it.
 //
-// Successful outcomes follow the setting --delivery-log, because each of them also leads to deliveries. With "all", SQLite stores up to
-// [successRate] of them per second, and DynamoDB as many as other outcomes. With "failures", one per minute is stored for each source and
-// kind.
+// Successful outcomes have other limits, which depend on the setting --delivery-log. With "all", a process with SQLite stores up to
+// [successRate] of them per second, and a process with DynamoDB applies the limits above. With "failures", a process stores one per
+// minute for each source and kind.
 const (
 	kindRate    = rate.Limit(1)
 	kindBurst   = 10
@@ -65,8 +65,8 @@ type Record struct {
 	Name   string    `json:"n,omitempty"`
 	URI    string    `json:"uri,omitempty"`
 	ID     string    `json:"id,omitempty"`
-	// Omitted is how many outcomes of the same source and kind this process did not store since its previous record of them, because a limit
-	// was reached.
+	// Omitted is how many outcomes of the same source and kind were left out since the previous record, because this process had reached
+	// a limit for records.
 	Omitted int64 `json:"om,omitempty"`
 }
 

@@ -51,8 +51,8 @@ func (p *Pattern) Matches(doc any) bool {
 	return slices.ContainsFunc(p.alternatives, func(n *node) bool { return n.matches(doc) })
 }
 
-// node is a level of one alternative of a pattern, arranged like the documents that it matches. It has either the fields of an object or
-// a leaf with allowed values.
+// node is a node of a tree that has the shape of the documents to match. Each alternative of a pattern has its own tree. A node has
+// either the fields of an object or a leaf with allowed values.
 type node struct {
 	fields []field
 	leaf   *leaf
@@ -247,8 +247,8 @@ func countValues(all []conjunction) (values int) {
 	return values
 }
 
-// parseLeaf parses the list of allowed values at a path. If the list allows some values but also a missing one, parseLeaf returns two
-// alternatives.
+// parseLeaf parses the list of allowed values at a path. If the list allows some values, and also allows that the value is missing,
+// parseLeaf returns two alternatives.
 func (p *parser) parseLeaf(list []any, path []string, pointer string) (out []conjunction) {
 	if len(list) == 0 {
 		p.fail(pointer, "is an empty list, which matches nothing")
@@ -273,8 +273,8 @@ func (p *parser) parseLeaf(list []any, path []string, pointer string) (out []con
 	return out
 }
 
-// buildTree arranges the leaves of a conjunction in a tree with the shape of the documents, so that matching can walk through both trees
-// together.
+// buildTree arranges the leaves of a conjunction in a tree with the shape of the documents, so that matching can walk through the tree
+// and a document in parallel.
 func (p *parser) buildTree(c conjunction) *node {
 	root := &node{}
 	for _, l := range c {

@@ -169,8 +169,8 @@ func (p *parser) parseCIDR(s, pointer string) func(string) bool {
 	}
 }
 
-// anythingBut parses the operand of the operator anything-but. The returned test passes for a value of any type unless one of the
-// operands matches it.
+// anythingBut parses the operand of the operator anything-but, which is one excluded value or a list of them. The returned test passes
+// for a value of any type unless an excluded value matches it.
 func (p *parser) anythingBut(v any, pointer string) test {
 	operator, operand := operatorOf(v)
 	if _, ok := v.(map[string]any); ok {
@@ -224,8 +224,8 @@ func (p *parser) parseException(operator string, v any, pointer string) test {
 	return nil
 }
 
-// compareTo returns a test for numbers. The test compares a number with n, and passes if holds returns true for the result, which is
-// negative, 0 or positive.
+// compareTo returns a test that compares a number with n. The function holds gets the result of the comparison, which is negative, 0 or
+// positive, and decides whether the test passes.
 func compareTo(n json.Number, holds func(int) bool) test {
 	d := jsonrpc.ParseDecimal(n)
 	return func(value any) bool {

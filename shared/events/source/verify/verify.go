@@ -194,7 +194,7 @@ var schemes = map[string]scheme{
 	None:             {nil, false, bindNone},
 }
 
-// newPreset returns the bind function for a scheme that works like hmac, with fixed settings.
+// newPreset returns a function for the field bind of a scheme that works like hmac, with fixed settings.
 func newPreset(settings Settings) func(Settings, string) (check, error) {
 	settings.Scheme = HMAC
 	return func(_ Settings, secret string) (check, error) { return bindHMAC(settings, secret) }
