@@ -26,12 +26,12 @@ import (
 // The catalog also has entries for the event types of backends, which are MCP servers behind the gateway. The relay, which connects to
 // the backends, stores their event types in one document per workspace. [Stored] adds them to the workspace's catalog.
 //
-// The catalog cannot know which arguments of a backend's event type belong into a URI. So all arguments of a subscription, as canonical
+// The catalog cannot know which arguments of a backend's event type identify its events. So all arguments of a subscription, as canonical
 // JSON, become one segment of the event URI: event://~BACKEND/TYPE/ARGUMENTS, where ARGUMENTS is base64url. Subscriptions with equal
-// arguments therefore have the same URI, and the log, fanout and subscriptions need no special case.
+// arguments therefore have the same URI, and other packages can treat it like any other event URI.
 //
 // A backend that acts for its callers receives their tokens, and may show each caller other event types and events. So its types are not
-// stored. Until the relay has asked the backend, every name with the backend's prefix may be one of its types. The last segment of its
+// stored, and the catalog accepts every name with the backend's prefix until the relay has asked the backend. The last segment of its
 // URIs is ARGUMENTS.CALLER, where CALLER is the [CallerID] of the only principal that may receive the events.
 
 const (
@@ -136,7 +136,7 @@ func ParseBackendURI(uri string) (backend, own string, arguments json.RawMessage
 	return parts[0], parts[1], arguments, err == nil && json.Valid(arguments)
 }
 
-// BackendOf returns the backend's name in an event URI, or "" if the URI is not of a backend's event.
+// BackendOf returns the name of the backend in an event URI, or "" if the URI belongs to an event type of the operator.
 func BackendOf(uri string) string {
 	rest, ok := strings.CutPrefix(uri, Scheme+backendAuthority)
 	if !ok {
@@ -152,7 +152,8 @@ func CallerID(principal string) string {
 	return base64.RawURLEncoding.EncodeToString(h[:16])
 }
 
-// CallerOf returns the [CallerID] in the URI of a backend's event, or "" if the event is not for one principal only.
+// CallerOf returns the [CallerID] in an event URI, or "" if the URI does not limit the events to one principal. Only URIs of backends'
+// events can contain a CallerID.
 func CallerOf(uri string) string {
 	if BackendOf(uri) == "" {
 		return ""
@@ -184,7 +185,8 @@ func (e *Entry) BindArguments(canonical json.RawMessage, p auth.Principal) (map[
 	return map[string]string{argumentsVariable: value}, nil
 }
 
-// backendDocuments, followed by a workspace, is the name under which the event types of the workspace's backends are stored.
+// backendDocuments is the prefix of the names under which the event types of backends are stored. The rest of such a name is the
+// workspace.
 const backendDocuments = "backend-events:"
 
 func parseBackends(src []byte) (map[string]BackendTypes, error) {
@@ -199,8 +201,8 @@ func parseBackends(src []byte) (map[string]BackendTypes, error) {
 // ReplaceBackends lets the function edit change the stored event types of a workspace's backends, and reports whether they have changed.
 // It may call edit more than once. After a change, the caller must call [settings.Announce].
 //
-// If the types of all backends together are too large to store, ReplaceBackends removes the types of the backend that has the largest
-// ones. It repeats this until the rest fits.
+// If the types of all backends together are too large to store, ReplaceBackends removes the types of the backend whose types are largest.
+// It repeats this until the remaining types fit.
 func ReplaceBackends(ctx context.Context, db store.DB, workspace string, edit func(map[string]BackendTypes)) (changed bool, err error) {
 	for {
 		old, err := settings.Read(ctx, db, backendDocuments+workspace)
@@ -260,7 +262,7 @@ func refuseLargest(all map[string]BackendTypes) bool {
 	return true
 }
 
-// backendNames is the partition that lists the workspaces which have, or had, event types of backends.
+// backendNames is a partition of the store. It has an item for each workspace that has, or had, event types of backends.
 const backendNames = "backend-events"
 
 // BackendWorkspaces returns the workspaces that have or had event types of backends.
@@ -278,8 +280,8 @@ type Configured func(ctx context.Context, workspace string, f refresh.Freshness)
 type merger struct {
 	// stored returns the event types that the relay wrote, and the version of the document in which they are stored.
 	stored func(ctx context.Context, workspace string, f refresh.Freshness) (map[string]BackendTypes, int64, error)
-	// configured returns the current prefixes and scopes. They replace the stored ones, which the relay may not have updated yet. The
-	// function may be nil.
+	// configured returns the prefixes and scopes that the backends have in the current configuration. They replace the prefixes and
+	// scopes in the result of stored, which may be older. The function may be nil.
 	configured Configured
 	merged     bounded.Map[string, merged] // by workspace
 	log        *slog.Logger                // may be nil
@@ -351,8 +353,8 @@ func configure(stored, configured map[string]BackendTypes) map[string]BackendTyp
 	return out
 }
 
-// AddBackends returns a [Source] that adds the stored event types of backends to the catalogs of the source to. It reads the event types
-// from the store at each call.
+// AddBackends returns a [Source] that adds the stored event types of backends to the catalogs of another source, which is the parameter
+// to. It reads the event types from the store at each call.
 func AddBackends(db store.DB, to Source) Source {
 	return &backendAdder{to, merger{stored: func(ctx context.Context, workspace string, _ refresh.Freshness) (map[string]BackendTypes, int64, error) {
 		stored, err := settings.Read(ctx, db, backendDocuments+workspace)

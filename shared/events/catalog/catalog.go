@@ -22,8 +22,8 @@ import (
 const (
 	maxSource  = 4 << 20 // bytes of a catalog file
 	maxEntries = 2000
-	// maxVariables limits a template's variables, because an event is looked up under each combination of values and wildcards. For
-	// example, there are 2^6 combinations for 6 variables.
+	// maxVariables limits the variables of a URI template. A subscription may replace each variable with a wildcard, so the server looks
+	// up an event under each combination of values and wildcards. For example, there are 2^6 combinations for 6 variables.
 	maxVariables = 6
 	maxFilters   = 20        // filters of one event type
 	maxSchema    = 128 << 10 // bytes of JSON of one schema
@@ -131,7 +131,7 @@ func (c *Catalog) ByName(name string) *Entry {
 // Fingerprint returns a hash of the catalog's text and of its backends' event types: a SHA-256 in base64url.
 func (c *Catalog) Fingerprint() string { return c.fingerprint }
 
-// Text returns the text of the catalog, which must not be changed. It is empty for a nil catalog.
+// Text returns the text of the catalog, or an empty text for a nil catalog. Callers must not change it.
 func (c *Catalog) Text() []byte {
 	if c == nil {
 		return nil
@@ -177,7 +177,7 @@ type Access struct {
 
 // Check returns nil if the principal may receive the events with these values of the template's variables. Check refuses the principal if
 // a variable of Claims has no value, because a subscription with a wildcard or to a parent URI would also receive the events of other
-// values. With --auth none callers have no claims, so they are refused if Claims has any variable.
+// values. With --auth none, callers have no claims, so they are refused if Claims has any variable.
 //
 // The error is of kind [fault.Forbidden]. If scopes are missing, its data is [auth.MissingScopes].
 func (a *Access) Check(p auth.Principal, vars map[string]string) error {

@@ -338,9 +338,9 @@ type contract struct {
 	Payload     json.RawMessage   `json:"payload,omitempty"`
 }
 
-// EncodeContract returns the parts of the event type that [FindBreakingFeature] compares, as JSON of at most about twice
-// [maxSchema]. It is stored with a subscription, so that a later catalog can be compared with the event type to which the client
-// subscribed.
+// EncodeContract returns the parts of the event type that [FindBreakingFeature] compares, as JSON. It is stored with a subscription, so
+// that a later catalog can be compared with the event type to which the client subscribed. The JSON has up to about twice [maxSchema]
+// bytes, because it contains two schemas.
 func (e *Entry) EncodeContract() []byte {
 	text, _ := json.Marshal(contract{e.URI, e.URITemplate, e.Filters, e.Redact, e.ParamsSchema, e.PayloadSchema}) // cannot fail
 	return text

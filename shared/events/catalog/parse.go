@@ -328,8 +328,8 @@ func (p *parser) readClaims(vars []string, n *strictyaml.Node, what string) map[
 	return out
 }
 
-// readParamsSchema reads the schema of the template's variables and of filters. A filter must not be required, because it is not
-// part of a URI.
+// readParamsSchema reads the schema of the template's variables and of filters. A filter must not be required, because the variables of
+// an event's URI are checked against the same schema, and a URI has no filters.
 func (p *parser) readParamsSchema(e *Entry, n *strictyaml.Node, what string) {
 	if e.URI != "" {
 		p.file.Add(n.Line, "%s: a fixed URI has no variables", what)

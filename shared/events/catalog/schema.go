@@ -416,8 +416,8 @@ func schemaCost(raw json.RawMessage) int {
 	return c.cost(root)
 }
 
-// coster computes the cost of a schema. The field known caches the cost of each reference's target. While the cost of a target is being
-// computed, known has tooExpensive for the target. So a circular reference ends the recursion, and makes the schema too expensive.
+// coster computes the cost of a schema. The field known caches the cost of each reference's target. While a target's cost is being
+// computed, its value in known is tooExpensive. So a circular reference ends the recursion, and makes the schema too expensive.
 type coster struct {
 	root  any
 	known map[string]int

@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// documents, followed by a workspace, is the name of the workspace's stored catalog.
+// documents is the prefix of the names under which catalogs are stored. The rest of such a name is the workspace.
 const documents = "catalog:"
 
 // Shared is the name under which a stand-alone server stores the catalog for all workspaces without their own catalog.
