@@ -146,7 +146,8 @@ func (f Filter) accepts(doc any) bool {
 	return f.values().accept(got)
 }
 
-// values has the values of a filter by type. It is built once per payload, even if the filter has to check all elements of a list.
+// values has the values that a filter accepts, arranged by their type. It is built only once per payload, even if the value in the
+// payload is a list whose elements are all checked.
 type values struct {
 	texts   map[string]bool
 	globs   []glob
@@ -191,8 +192,8 @@ func (v values) accept(got any) bool {
 	return false
 }
 
-// rounded returns the value of a number in a program that decodes numbers as float64, for example in JavaScript. Such a subscriber knows
-// the id 1234567890123456789 only as 1234567890123456800, so a filter with this value must match, too.
+// rounded returns the value that a number has in a program that decodes numbers as float64. For example, a subscriber written in
+// JavaScript knows the id 1234567890123456789 only as 1234567890123456800. So a filter with the rounded id must match, too.
 func rounded(n json.Number) jsonrpc.Decimal {
 	if len(n) <= 15 && !strings.ContainsAny(string(n), "eE") { // a float64 keeps 15 digits, so most numbers need no rounding
 		return jsonrpc.ParseDecimal(n)

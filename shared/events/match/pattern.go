@@ -41,7 +41,7 @@ const (
 	Parent Kind = "parent"
 )
 
-// parentMark is the suffix that distinguishes the key of a parent from the key of an event with the same URI.
+// parentMark ends the key of a parent pattern. It distinguishes the key from the URI of an event at the parent itself.
 const parentMark = "/**"
 
 // Pattern describes a set of event URIs.
@@ -50,7 +50,7 @@ type Pattern struct {
 	// Key identifies the pattern within a workspace. It is the URI, with `*` for an open variable and `/**` after a parent, for example
 	// "event://github/acme/*/push". A canonical URI contains no `*`.
 	Key string `json:"key"`
-	// Entry is the name of the event type. It is empty for a parent.
+	// Entry is the name of the event type. It is empty for a pattern of kind Parent.
 	Entry string `json:"e,omitempty"`
 	Shape Shape  `json:"s"`
 	// Unordered is true for a concrete URI of an event type without order (order: none).
@@ -252,8 +252,9 @@ type Selection struct {
 	Redact []string
 }
 
-// Select makes a [Selection] from an event type and the arguments of a principal's subscription. Arguments that are variables of the
-// template bind the URI, and the others filter or redact the events. Errors about an argument are of kind Invalid and name the argument.
+// Select makes a [Selection] from an event type and the arguments of a principal's subscription. Arguments for variables of the URI
+// template select the event URIs, and the other arguments filter or redact the events. Errors about an argument are of kind Invalid and
+// name the argument.
 func Select(e *catalog.Entry, raw json.RawMessage, p auth.Principal) (Selection, error) {
 	args, err := decodeArguments(raw)
 	if err != nil {
