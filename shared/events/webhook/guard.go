@@ -32,8 +32,8 @@ import (
 // The zero value is strict: it allows only https to globally routable addresses on ports 443 and 8443. A Guard must not be changed while
 // in use.
 type Guard struct {
-	// AllowInsecure also allows http, private addresses and all ports, for development. Metadata addresses and BlockedHosts are still
-	// refused.
+	// AllowInsecure also allows http, private addresses and all ports, for development. The addresses of cloud metadata services and
+	// BlockedHosts are still refused.
 	AllowInsecure bool
 	// Ports replaces the default list of allowed ports.
 	Ports []uint16

@@ -90,8 +90,8 @@ type Sender struct {
 type Request struct {
 	// URL is the endpoint's URL. The sender's [Guard] checks the URL, and the address of each new connection to it.
 	URL string
-	// ID is the webhook-id, which is the same in all attempts. It is the event's id or, for MCP Events clients with the profile
-	// "final", a hash of subscription and event.
+	// ID is the webhook-id, which is the same in all attempts. It is the event's id. But for MCP Events clients with the profile "final"
+	// (the Final version of SEP-3415), it is a hash of subscription and event.
 	ID string
 	// SubscriptionID is the value of X-MCP-Subscription-Id.
 	SubscriptionID string
