@@ -90,8 +90,7 @@ type Options struct {
 	Data string
 	// Catalog is the text of a catalog, which declares event types in YAML (docs/reference/catalog.md).
 	Catalog []byte
-	// Workspaces has the catalogs of workspaces with a catalog of their own, by the name of the workspace. All other workspaces use
-	// Catalog.
+	// Workspaces maps the name of a workspace to its own catalog. All workspaces without a catalog of their own use Catalog.
 	Workspaces map[string][]byte
 	// Config is the text of a configuration with API keys, backends and sources, in YAML (docs/how-to/secure.md and docs/reference).
 	Config []byte
@@ -107,8 +106,9 @@ type Options struct {
 	Upstream http.Handler
 	// AllowBreaking accepts a changed catalog even if it ends live subscriptions. Without it, such a catalog is refused.
 	AllowBreaking bool
-	// LastSettings lets the server start although the catalogs or the configuration were refused. It then uses the ones that it used
-	// last. The server logs the reason. Until a [Server.Reload] succeeds, GET /readyz reports that the settings were refused.
+	// LastSettings lets the server start although the catalogs or the configuration were refused. The server then uses the last catalogs
+	// and the last configuration that it accepted, and logs the reason. Until a [Server.Reload] succeeds, GET /readyz reports that the
+	// settings were refused.
 	LastSettings bool
 	// Metrics are additional readers of the server's metrics, for example an OpenTelemetry exporter. GET /metrics works
 	// without them. The program that passes a reader shuts it down.
@@ -162,8 +162,9 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	return &Server{running: running, auth: internal.Auth}, nil
 }
 
-// parse returns the options for package standalone. A malformed configuration or catalog is not an error: parse sets SettingsError
-// instead. With LastSettings, the server starts nevertheless, and Reload applies the configuration even if a catalog is malformed.
+// parse returns the options for package standalone. For a malformed configuration or catalog, it returns no error but sets SettingsError,
+// because the server can often continue. With LastSettings, it starts with its previous settings. Reload applies a valid configuration
+// even if a catalog is malformed.
 func (o Options) parse() (standalone.Options, error) {
 	out := standalone.Options{
 		Addr: o.Addr, AdminAddr: o.AdminAddr, Data: o.Data, Catalog: o.Catalog, CatalogName: "Catalog", Auth: auth.Mode(o.Auth),
@@ -223,8 +224,8 @@ func (s *Server) Handler() http.Handler {
 	return s.running.Handler()
 }
 
-// Publish publishes events in a workspace, and returns when the events are on disk. It accepts either all events or, with an error, no
-// event. Only if the error is [ErrUnavailable] or [ErrClosed], it may have accepted some. If there are several events, the error names a
+// Publish publishes events in a workspace, and returns when the events are on disk. If it returns an error, it has accepted no event. The
+// exceptions are [ErrUnavailable] and [ErrClosed]: it may then have accepted some events. If there are several events, the error names a
 // refused one, for example /4/data for the payload of events[4].
 //
 // The setting publish-rate does not limit Publish. If ctx has an OpenTelemetry span, the events belong to its trace. Until
@@ -275,8 +276,8 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	return s.markClosed(s.running.Reload(ctx, internal))
 }
 
-// markClosed returns the error err of a call. If the server was closed during the call, it returns an [ErrClosed] with the text of err
-// instead.
+// markClosed returns an [ErrClosed] with the text of err if the server was closed during a call that failed with err. Otherwise it
+// returns err.
 func (s *Server) markClosed(err error) error {
 	if err != nil && s.closed.Load() {
 		return fmt.Errorf("%w: %v", ErrClosed, err)
