@@ -205,8 +205,8 @@ func (f *flow) retry(do func() error, attrs ...any) error {
 	return f.ctx.Err()
 }
 
-// handleGap reports lost events to the program. Then it advances to the gap's cursor, if there is one, which is a position after the lost
-// events. (The cursor in a webhook about lost events is before them; see [hook.resumeAt].)
+// handleGap reports lost events to the program. If the gap has a cursor, it is a position after the lost events, and handleGap then
+// advances to it. A webhook about lost events has a cursor before them, so [hook.resumeAt] handles it.
 func (f *flow) handleGap(g Gap) error {
 	err := f.reportGap(g)
 	if err == nil {

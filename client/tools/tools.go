@@ -89,8 +89,8 @@ func (t *Tools) Close() {
 	t.wg.Wait()
 }
 
-// Serve serves one client over standard input and output, until the client closes its end or ctx ends. The client sees a server with the
-// given name and version.
+// Serve serves one client over standard input and output, until the client closes the server's standard input or ctx ends. The client
+// sees a server with the given name and version.
 func (t *Tools) Serve(ctx context.Context, name, version string, in io.Reader, out io.Writer) error {
 	lines := newStdio(in, out)
 	defer lines.end()
