@@ -88,8 +88,8 @@ type provider struct {
 	Title       string   `json:"title,omitempty"`
 	Description string   `json:"description,omitempty"`
 	Receives    []string `json:"receives"`
-	// Consented is true if the principal's latest decision is a consent that covers the provider's current destination and all kinds of
-	// messages in Receives.
+	// Consented is true if the principal's latest decision is a consent. The consent must cover the provider's current destination, and
+	// all kinds of messages that the field Receives lists.
 	Consented bool      `json:"consented"`
 	Consent   *decision `json:"consent"`
 }

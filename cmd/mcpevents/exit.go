@@ -44,8 +44,8 @@ var exitCodes = map[fault.Kind]int{
 	fault.Unavailable:     exitUnavailable,
 }
 
-// plainMessages has messages that replace error messages of the command-line parser (kong), where users would not understand the parser's
-// message.
+// plainMessages has messages that are easy to understand. They replace messages of the command-line parser (kong). The field found
+// matches the parser's message, and the field say is the replacement.
 var plainMessages = []struct {
 	found *regexp.Regexp
 	say   string

@@ -162,7 +162,8 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	if err != nil {
 		return usage(stderr, err)
 	}
-	// If the flags of a group of commands have a method Run, kong accepts a command line that names only the group and no command in it.
+	// If the flags of a group of commands have a method Run, kong accepts a command line that names the group and no command. Refuse this
+	// command line, because the user must choose a command.
 	if group := parsed.Selected(); group != nil && len(group.Children) > 0 {
 		var names []string
 		for _, command := range group.Children {
@@ -195,7 +196,8 @@ func rewrite(args []string) []string {
 // unsetEmpty removes environment variables with our prefix that are set but empty, because kong would parse the empty text. For example,
 // a compose file with MCPEVENTS_QUOTA=${QUOTA} sets such a variable. On AWS, an empty variable counts as missing, too.
 //
-// unsetEmpty does not remove MCPEVENTS_AUTH, because the default of --auth would switch authentication off.
+// An empty MCPEVENTS_AUTH stays set, so that kong refuses it. If it were removed, the server would use the default of --auth, which is no
+// authentication.
 func unsetEmpty() {
 	for _, v := range os.Environ() {
 		if name, value, _ := strings.Cut(v, "="); value == "" && strings.HasPrefix(name, config.EnvName("")) && name != config.EnvName("auth") {

@@ -124,7 +124,7 @@ func (p *acceptedPrinter) end() error {
 	return err
 }
 
-// muchData is the size of the data, in bytes, from which the command publish shows its progress.
+// muchData is a size in bytes. The command publish shows its progress if the data is at least this large.
 const muchData = 256 << 10
 
 // open opens the data of the flag --data. The result size is the length of the data in bytes. It is 0 if the length is unknown, as for

@@ -37,8 +37,8 @@ type ServeCmd struct {
 	Debug string `name:"debug-addr" placeholder:"ADDR" group:"Operation" help:"Serve profiles (net/http/pprof) at this loopback address."`
 }
 
-// longestDrain is how long a shutdown waits for running requests and deliveries. It is as long as an attempt to send a webhook may take
-// by default. Service managers allow 30 s or more for a shutdown. Even if a server is killed earlier, no event is lost.
+// longestDrain is how long a shutdown waits for running requests and deliveries. The server's default timeout for sending a webhook is as
+// long. Service managers allow 30 s or more for a shutdown. Even if a server is killed earlier, no event is lost.
 const longestDrain = 20 * time.Second
 
 func (c *ServeCmd) Run(g *Globals) error {
@@ -86,8 +86,8 @@ func (c *ServeCmd) Run(g *Globals) error {
 	return errors.Join(err, shutDown(e, longestDrain, s.Log))
 }
 
-// shutDown shuts a server down, and waits for at most the time longest. If requests or deliveries are still running then, they are cut
-// off. That is not an error, because no event is lost.
+// shutDown shuts a server down. The parameter longest limits how long it waits for running requests and deliveries, before it cuts them
+// off. To cut them off is not an error, because no event is lost.
 func shutDown(e interface{ Shutdown(context.Context) error }, longest time.Duration, log *slog.Logger) error {
 	log.Info("draining", "for", longest.String())
 	ctx, cancel := context.WithTimeout(context.Background(), longest)
