@@ -46,7 +46,7 @@ func (g *Gateway) makeCall(ctx context.Context, c api.Call, r *record) error {
 		return err
 	}
 	if jsonrpc.HasRepeatedMember(c.Params) {
-		// If a member of params occurs twice, the gateway checks only one of the two, and the backend might use the other one.
+		// If a member of params occurred twice, the gateway would check only one of the two, and the backend might use the other one.
 		return fault.New(fault.Invalid, "params have a member twice, or more than %d members", jsonrpc.MaxComparedMembers)
 	}
 	if err := rules.CheckNames(c.Params, c.Member, c.Kind == api.Templates); err != nil {
@@ -265,8 +265,8 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 	for fruitless := 0; ; {
 		m, err := answer.Next(ctx)
 		if err != nil && answer.EventID != "" && ctx.Err() == nil && !errors.Is(err, sse.ErrTooLarge) {
-			// The events have ids, so the backend may close the connection and continue the call in a resumed stream (2025-11-25,
-			// Resumability).
+			// The events have ids, so the call can continue in a resumed stream. The backend may have closed the connection for that
+			// (2025-11-25, Resumability).
 			if fruitless++; answer.Events > 0 {
 				fruitless = 0
 			}
@@ -373,8 +373,9 @@ func (x *exchange) hasMethod(method string) bool {
 	return ok
 }
 
-// requestID returns the id under which the backend gets the client's request. It is a hash of the client's session and id, so that any
-// instance can compute it again to cancel the request. It has 52 bits, because some backends parse numbers as doubles.
+// requestID returns the id under which the backend gets the client's request. It is a hash of the client's session and the id that the
+// client chose, so that any instance can compute it again to cancel the request. It has 52 bits, because some backends parse numbers as
+// doubles.
 func requestID(c api.Client, id json.RawMessage) json.RawMessage {
 	h := sha256.Sum256([]byte(c.Session + "\x00" + string(id)))
 	return strconv.AppendUint(nil, binary.BigEndian.Uint64(h[:8])>>12, 10)
@@ -386,8 +387,8 @@ type sessionBridge struct {
 	asked []question // all questions to the client in this call
 }
 
-// question is a backend's request to the client, with the id theirs. The gateway passes it on with another id, ours, which is unique for
-// the client.
+// question is a backend's request to the client. The backend gave it the id theirs. The gateway passes it on with the id ours, which is
+// unique for the client.
 type question struct {
 	theirs, ours json.RawMessage
 	stray        bool // the backend may wait for the answer even after the end of the call, see strays.go
@@ -465,8 +466,8 @@ func (b *sessionBridge) withdraw(ctx context.Context, id json.RawMessage, m upst
 	return true, b.x.send(jsonrpc.Replace(m.Raw, "params", params), false)
 }
 
-// strayID returns the key of a stray question in the map elicitations.strays. The parameter theirs is the question's id at the backend.
-// The key includes the session, because a backend may use the same id in two sessions.
+// strayID returns the key under which the map elicitations.strays has a question. The parameter theirs is the question's id at the
+// backend. The key includes the session, because a backend may use the same id in two sessions.
 func (b *sessionBridge) strayID(theirs json.RawMessage) string {
 	return b.x.backend().ServerID() + " " + b.x.with.ID + " " + string(theirs)
 }

@@ -40,7 +40,7 @@ const (
 	// cancelled, too.
 	markSkew = time.Second
 	// requestLead is the minimum delay between a request and its cancellation, if the backend has not begun to answer the request. The
-	// two use different connections, and a busy backend that sees the cancellation first ignores it.
+	// request and the cancellation use different connections. A busy backend may see the cancellation first, and then ignores it.
 	requestLead = time.Second
 	notifyTime  = 5 * time.Second // limits a notification to a backend
 )
@@ -180,8 +180,8 @@ func (q *questions) add(key store.Key) {
 	q.keys = append(q.keys, key)
 }
 
-// anyOpen reports whether the client still has to answer one of the questions. It checks only the last [store.MaxGet] questions, which
-// one Get can read.
+// anyOpen reports whether the client still has to answer one of the questions. It checks only the last [store.MaxGet] questions, because
+// one Get cannot read more.
 func (q *questions) anyOpen(ctx context.Context, db store.DB) bool {
 	q.mu.Lock()
 	last := slices.Clone(q.keys[max(0, len(q.keys)-store.MaxGet):])

@@ -38,7 +38,8 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 		result, err = g.converseInSession(ctx, c, b, method, params)
 	}
 	switch {
-	// The gateway cannot forward a backend's question, because the message does not belong to a client's call.
+	// A backend that asks for input has refused the message, too. The gateway cannot forward its question, because the message does not
+	// belong to a client's call.
 	case isRefusal(err), translate.InputRequired(result):
 		return nil, api.ErrRefused
 	case err != nil:
@@ -105,8 +106,8 @@ func (g *Gateway) converse(ctx context.Context, client *upstream.Client, s backe
 	return nil, err
 }
 
-// addMeta adds the _meta in own, which every request of 2026-07-28 needs, to the params of a conversation message. This _meta declares no
-// client capabilities, because the gateway does not forward a backend's questions about such a message.
+// addMeta adds the _meta of own to the params of a conversation message, because every request of 2026-07-28 needs these members. They
+// declare no client capabilities, because the gateway does not forward a backend's questions about such a message.
 func addMeta(own, params json.RawMessage) json.RawMessage {
 	meta := string(jsonrpc.Member(own, "_meta"))
 	given := strings.TrimSuffix(strings.TrimPrefix(string(jsonrpc.Member(params, "_meta")), "{"), "}")

@@ -65,7 +65,8 @@ func elicitationKey(id string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "q#" + id, Sort: "-"}
 }
 
-// addRequest stores a backend's request and returns the id for the client. The parameter token is the request's progress token, or nil.
+// addRequest stores a backend's request and returns the id under which the client gets it. The parameter id is the request's id at the
+// backend, and token is its progress token, or nil.
 func (es *elicitations) addRequest(ctx context.Context, c api.Client, b *backends.Backend, with backendSession, id, token json.RawMessage) (string, error) {
 	name := elicitationPrefix + rand.Text()
 	value := jsonrpc.Encode(elicitation{
@@ -75,7 +76,7 @@ func (es *elicitations) addRequest(ctx context.Context, c api.Client, b *backend
 	return name, fault.Wrap(fault.Unavailable, err, "keep a backend's request")
 }
 
-// tidyTime limits the cleanup of the store at the end of a call. Items that are left over expire.
+// tidyTime limits how long the cleanup of the store at the end of a call takes. Items that are left over expire.
 const tidyTime = 2 * time.Second
 
 func (es *elicitations) drop(ctx context.Context, keys []store.Key) {
@@ -91,8 +92,8 @@ func (es *elicitations) drop(ctx context.Context, keys []store.Key) {
 	}
 }
 
-// dropLate deletes an answer that arrived between the call's last look for answers and the deletion of the elicitation. An answer that
-// arrives after the deletion is not stored, because storeAnswer finds no elicitation.
+// dropLate deletes an answer that arrived after the call had looked for answers for the last time, but before the elicitation was
+// deleted. An answer that arrives after the deletion is not stored, because storeAnswer finds no elicitation.
 func (es *elicitations) dropLate(ctx context.Context, id string) {
 	key := elicitationKey(id)
 	page, err := es.db.Query(ctx, store.Query{Table: key.Table, Partition: key.Partition, Limit: 1000})
@@ -122,7 +123,7 @@ func (es *elicitations) cleanUp(kept []store.Key, inputs []*input) {
 	}
 }
 
-// findElicitation returns the elicitation that the backend sent with the given id, its backend and its item in the store. The error is a
+// findElicitation returns the elicitation that the client knows under the given id, its backend and its item in the store. The error is a
 // fault of kind NotFound if the id is unknown or if the elicitation was for another session.
 func (g *Gateway) findElicitation(ctx context.Context, c api.Client, id string) (q elicitation, b *backends.Backend, item *store.Item, err error) {
 	unknown := fault.New(fault.NotFound, "there is no request with this id to answer")
@@ -245,8 +246,8 @@ func (es *elicitations) storeAnswer(ctx context.Context, id string, q elicitatio
 	return fault.Wrap(fault.Unavailable, err, "keep a client's answer")
 }
 
-// readAnswer returns a client's answer to an elicitation, and the keys of its items in the store. It returns nil if there is no answer
-// yet.
+// storeAnswer stores a client's answer for the instance that waits for it. If a question gets several answers, storeAnswer keeps only the
+// first one.
 func (es *elicitations) readAnswer(ctx context.Context, id string, item *store.Item) (answer json.RawMessage, at []store.Key, err error) {
 	var q elicitation
 	if json.Unmarshal(item.Value, &q) != nil {

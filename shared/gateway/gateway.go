@@ -56,7 +56,7 @@ type Options struct {
 	DB       store.DB
 	HTTP     *http.Client      // nil means [upstream.NewHTTP]
 	Commands backends.Commands // nil if this process runs none
-	// EventsWanted reports whether clients are subscribed to events of a backend that is a command. It may be nil.
+	// EventsWanted reports whether clients are subscribed to events of a backend that runs as a command. It may be nil.
 	EventsWanted func(ctx context.Context, workspace, backend string) bool
 	// Server is the MCP Implementation object with which the gateway identifies itself to backends, and to clients in the results of backends
 	// that do not identify themselves.

@@ -71,7 +71,8 @@ func (b *inputRoundsBridge) sendCall(ctx context.Context) error {
 
 func (b *inputRoundsBridge) params() json.RawMessage {
 	params := b.x.params()
-	// The gateway never sends a requestState to a client with a session. If such a client sends one, it belongs to another client.
+	// Remove a requestState, because the gateway never sends one to a client with a session. A state that such a client sends was meant
+	// for another client.
 	if translate.MultiRound[b.x.call.Method] {
 		params = translate.WithoutRounds(params)
 	}

@@ -110,8 +110,9 @@ func (x *exchange) adaptNotification(m upstream.Message) (upstream.Message, bool
 	return m, x.with.Version.Stateless()
 }
 
-// adaptProgress puts the progress token that the client chose, byte for byte, into a progress notification. It returns false for a
-// notification with an unknown token, which does not belong to this call, and for progress that an earlier round has already reached.
+// adaptProgress puts the client's own progress token, byte for byte, into a progress notification. It returns false for a notification
+// with an unknown token, which does not belong to this call. It also returns false if the client got as much progress in an earlier
+// round.
 func (x *exchange) adaptProgress(m upstream.Message, params json.RawMessage) (upstream.Message, bool) {
 	if !x.ownsProgress(params) {
 		x.backend().CountDrop(context.Background(), dropProgress)
@@ -198,8 +199,8 @@ func (x *exchange) reply(ctx context.Context, body []byte) error {
 
 func (x *exchange) backend() *backends.Backend { return x.entry.View.Backend() }
 
-// stateBinding returns the data to which a requestState is bound, so that it is invalid for another request: the principal, the method,
-// the name, and all params that stay the same between rounds.
+// stateBinding returns the data to which a requestState is bound: the principal, the method, the name, and all params that stay the same
+// between rounds. So a client cannot use the requestState for another request.
 func (x *exchange) stateBinding() []byte {
 	digest := translate.Digest(jsonrpc.Without(x.call.Params, func(name string) bool {
 		return name == "_meta" || name == "inputResponses" || name == "requestState"

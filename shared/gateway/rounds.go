@@ -58,8 +58,8 @@ const (
 	gather          = 30 * time.Millisecond // how long the gateway waits for further elicitations after the first one of a round
 )
 
-// needsURLMethod is recorded as the method of a question that the gateway made from error -32042. The backend gets no answer to such a
-// question, because it sent no request.
+// needsURLMethod is recorded as the method of a question that the gateway made from error -32042 (URL elicitation required). The backend
+// gets no answer to such a question, because it sent no request.
 const needsURLMethod = "error/-32042"
 
 // roundsBridge implements [bridge] for a client of 2026-07-28 and a backend with sessions.
@@ -134,7 +134,8 @@ func (b *roundsBridge) loadRounds() error {
 	return nil
 }
 
-// stateBinding adds a suffix to [exchange.stateBinding], so that a state of this bridge cannot pass as the requestState of a backend.
+// stateBinding adds a suffix to [exchange.stateBinding], so that the gateway does not take a state of this bridge for the requestState of
+// a backend.
 func (b *roundsBridge) stateBinding() []byte { return append(b.x.stateBinding(), "rounds"...) }
 
 // elicit answers a backend's request from the client's earlier answers, or keeps it so that the client can answer it in the next round.
@@ -193,9 +194,9 @@ func (b *roundsBridge) sendRequired(requests json.RawMessage) error {
 	return b.x.send(jsonrpc.AppendResult(nil, b.x.call.ID, b.x.addServer(append(body, '}'))), true)
 }
 
-// withdraw removes a pending elicitation that the backend has cancelled. If it was the only one, the call continues. But if the gateway has
-// already cancelled the call to ask the client, withdraw keeps the last elicitation, because only the client's answer to it lets the
-// gateway repeat the call.
+// withdraw removes a pending elicitation that the backend has cancelled. If no other one is pending, the call continues, unless the
+// gateway has already cancelled the call to ask the client. In this case, withdraw keeps the elicitation, because only the client's
+// answer to it lets the gateway repeat the call.
 func (b *roundsBridge) withdraw(_ context.Context, id json.RawMessage, _ upstream.Message) (found bool, err error) {
 	i := findQuestion(b.pending, func(m upstream.Message) json.RawMessage { return m.ID }, id)
 	if i < 0 {

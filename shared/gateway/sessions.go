@@ -26,9 +26,11 @@ import (
 )
 
 // The gateway begins a session with a session-based backend at the first call that needs one, and keeps it in the store, so that all
-// instances use the same one. A client with a session has one session with each backend. Clients of 2026-07-28 have no session. They
-// share one if they have the same principal, capabilities and log level, because a backend remembers capabilities and level per session.
-// If the backend acts for its callers, they must also have the same token, because tokens may differ in their permissions.
+// instances use the same one. A client with a session has one session with each backend.
+//
+// Clients of 2026-07-28 have no session of their own. Their calls to a backend share a session if the clients have the same principal,
+// capabilities and log level, because a backend remembers capabilities and level per session. If the backend acts for its callers, the
+// clients must also have the same token, because tokens may differ in their permissions.
 
 // backendSession is a client's session with a backend. The store has it as JSON.
 type backendSession struct {
@@ -63,8 +65,8 @@ func decodeSession(it *store.Item) (s backendSession, ok bool) {
 	return s, ok
 }
 
-// holderOf identifies the owner of a session with a backend in store keys: a client's session or, without one, a hash of its principal,
-// capabilities and log level, and its token's id.
+// holderOf returns the text that names the owner of a session with a backend in store keys. It is the id of the client's session, if
+// there is one. Otherwise it is a hash of the client's principal, capabilities and log level, with the id of its token.
 func (ss *sessions) holderOf(c api.Client, b *backends.Backend) string {
 	if c.Session != "" {
 		return c.Session
@@ -94,8 +96,8 @@ func sessionKey(holder string, b *backends.Backend) store.Key {
 	return store.Key{Table: store.Sessions, Partition: sessionPartition(holder), Sort: "b#" + b.ServerID()}
 }
 
-// getOrBegin returns the client's session with a backend, and whether it had to begin the session. If the parameter whole is set, it
-// completes even if ctx is cancelled, because an interrupted handshake could leave an unused session at the backend.
+// getOrBegin returns the client's session with a backend, and whether it had to begin the session. If the parameter whole is set,
+// getOrBegin completes even if ctx is cancelled, because an interrupted handshake could leave an unused session at the backend.
 func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Backend, whole bool) (s backendSession, begun bool, err error) {
 	ends, limited := ctx.Deadline()
 	if whole {

@@ -21,7 +21,7 @@ import (
 
 // receiveStrays lets the call receive the stray messages of its session until the function leave is called.
 func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
-	// A command needs no GET stream, because package stdio itself hands the stray messages of commands to calls.
+	// A backend that is a command needs no GET stream, because package stdio itself hands the stray messages of commands to calls.
 	if x.with.ID == "" || x.backend().Command != nil || x.call.Version.Stateless() || !translate.MayBeAsked(x.call.Capabilities) {
 		return func() {}
 	}

@@ -132,8 +132,8 @@ func (g *Gateway) relateTask(p auth.Principal, b *backends.Backend, value json.R
 // of these tasks, with the credentials of the client's calls. Package relay cannot do that, because it uses the operator's credentials.
 
 const (
-	// ackTime limits how long a client's listen waits for the backends' acknowledgments. Then the gateway assumes that they will
-	// acknowledge.
+	// ackTime limits how long a client's listen request waits for the backends' acknowledgments. After that, the gateway assumes that the
+	// backends will acknowledge.
 	ackTime = 2 * time.Second
 	// After a listen request breaks, the gateway waits for leastPause before the next one, then longer each time, up to mostPause.
 	leastPause, mostPause = time.Second, 30 * time.Second
@@ -273,7 +273,7 @@ func (l *taskListen) params(version spec.Version) json.RawMessage {
 }
 
 // listen sends a listen request and reads its stream to the end. It calls acknowledge with the tasks that the backend's acknowledgment
-// names. If again is set, it also sends the tasks' current states, because they may have changed while no stream was open.
+// names. If again is set, it also sends the client the tasks' current states, because they may have changed while no stream was open.
 func (l *taskListen) listen(ctx context.Context, acknowledge func(map[string]bool), again bool) error {
 	info, err := l.view.LoadInfo(ctx)
 	switch {

@@ -25,7 +25,7 @@ type Backend struct {
 	// Prefix goes before the names of the backend's tools and prompts, for example "gh_". It may be empty.
 	Prefix    string
 	Workspace string // by default the workspace "default"
-	// Scopes lists the scopes that a caller needs to see the backend, in addition to the scopes of the MCP methods.
+	// Scopes lists the scopes that a caller needs to see the backend, in addition to the scopes that the MCP methods need.
 	Scopes []string
 	// Tools, Prompts and Resources are rules that say which tools, prompts and resources callers may use. The rules contain URIs, or the
 	// backend's own names without the prefix. The rules for resources also apply to the text of resource templates, such as

@@ -13,8 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 )
 
-// client returns the client with which the view sends requests to the backend. If each caller has its own view, the requests carry the
-// caller's token.
+// client returns the client with which the view sends requests to its backend. If only callers have credentials for the backend, each
+// caller has its own view, and the requests carry the caller's token.
 func (v *View) client() *upstream.Client {
 	if v.backend.OnlyForCallers() {
 		return v.backend.ClientFor(v.token)

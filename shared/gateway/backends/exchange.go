@@ -249,8 +249,8 @@ func (b *Backend) judgeExchange(err error) *upstream.UnsentError {
 	return b.noToken(fault.Forbidden, cause, "the authorization server gives this caller no token for backend %s")
 }
 
-// tokenError returns an error if a name may be missing only because a token exchange fails: a backend that may have the name needs an
-// exchanged token, and the gateway cannot get one for the caller. It returns the error of the first such backend, or nil.
+// tokenError is called after a name was not found. It tries the token exchange for each backend that may have the name, because a failed
+// exchange may be the only reason why the name is missing. It returns the error of the first exchange that fails, or nil.
 func tokenError(ctx context.Context, views []*View, kind api.Kind, name string) error {
 	for _, v := range views {
 		b := v.backend

@@ -12,11 +12,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// The methods in this file are for package relay. Their requests carry the operator's credentials.
+// The methods in this file are for package relay, which follows the backends' notifications. Their requests carry the operator's
+// credentials.
 
 // Followed returns the backends whose notifications the relay should receive. It leaves out a command that is not running, because the
-// relay would start it, unless a client is subscribed to its events or resources. For each backend, Followed returns the same pointer
-// until the backend's configuration changes.
+// relay would start it. But if a client is subscribed to the command's events or resources, the result contains it. For each backend,
+// Followed returns the same pointer until the backend's configuration changes.
 func (bs *Set) Followed(ctx context.Context) (out []*Backend) {
 	for _, b := range bs.current(ctx) {
 		if !b.isDormant(ctx) {

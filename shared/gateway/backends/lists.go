@@ -59,8 +59,8 @@ func (bs *Set) List(ctx context.Context, c api.Client, kind api.Kind) *api.List 
 	return out
 }
 
-// gather fetches the views' lists and waits for all of them. In place of a list that cannot be fetched, it returns the one that was
-// fetched last, or nil, and failing is true. See [Set.fetchLists] for the function use.
+// gather fetches the views' lists and waits for all of them. If a list cannot be fetched, failing is true, and the result has the list
+// that was fetched last, or nil. The function use returns how old a cached list may be, see [Set.fetchLists].
 func (bs *Set) gather(ctx context.Context, views []*View, kind api.Kind, use func(*fetched) time.Duration) (lists []*fetched, failing bool) {
 	for _, p := range bs.fetchLists(ctx, views, kind, use) {
 		<-p.done

@@ -30,7 +30,8 @@ type Options struct {
 	DB       store.DB
 	HTTP     *http.Client
 	Commands Commands // nil if this process does not run commands
-	// EventsWanted reports whether clients are subscribed to events of a backend that is a command. It is nil if the server has no events.
+	// EventsWanted reports whether clients are subscribed to events of a backend that runs as a command. It is nil if the server has no
+	// events.
 	EventsWanted func(ctx context.Context, workspace, backend string) bool
 	Server       json.RawMessage // the MCP Implementation object of the gateway
 	// ListTTL limits how long the gateway uses a backend's list. AskTimeout limits each of the gateway's own requests to a backend.

@@ -102,7 +102,7 @@ func (bs *Set) Subscribable(ctx context.Context, p auth.Principal, uri string) (
 	switch {
 	case auth.LacksScope(err):
 		return "", false, err
-	// The URI is in no list, or the relay has no credentials to subscribe at its backend.
+	// A client cannot subscribe if the URI is in no list, or if the relay has no credentials for the backend.
 	case err != nil || e.View.backend.OnlyForCallers():
 		return "", false, nil
 	}
@@ -148,7 +148,7 @@ func (v *View) listOfAnyVersion(ctx context.Context, kind api.Kind) *fetched {
 	} else {
 		version = listVersions(ctx, v.backend.options, []*View{v}, kind)[0]
 	}
-	// If list fails, it returns the list that was fetched last, together with the error.
+	// If list returns an error, it also returns the list that was fetched last. So the error does not matter.
 	list, _ := v.list(ctx, kind, version, func(*fetched) time.Duration { return v.backend.options.ListTTL })
 	return list
 }

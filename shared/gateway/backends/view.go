@@ -179,8 +179,9 @@ func (v *View) list(ctx context.Context, kind api.Kind, version string, use func
 	return now, nil
 }
 
-// cachedList returns the list in which to look up a name without a request, or nil if the list must be fetched first. After a timeout, the
-// view pauses its requests for the list. During the pause, cachedList returns the last list, or an empty one before the first.
+// cachedList returns the list in which to look up a name without a request, or nil if the list must be fetched first. After a timeout,
+// the view sends no requests for the list for a while. During this pause, cachedList returns the list that was fetched last, or an empty
+// list if none was fetched.
 func (v *View) cachedList(kind api.Kind) *fetched {
 	l := v.currentList(kind)
 	if l == nil {
@@ -211,12 +212,14 @@ func (v *View) Outdate() {
 // version expires, the lists count as changed.
 const listVersionLife = time.Hour
 
-// listVersionKey returns the store's key of the version of the lists about which the notification with this method reports changes.
+// listVersionKey returns the store's key of a list version. The parameter method is the method of the notification that reports changes
+// of these lists.
 func (b *Backend) listVersionKey(method string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + b.Place().String(), Sort: "mark#" + method}
 }
 
-// ChangeListVersion stores a new version of the lists about which the notification with this method reports changes.
+// ChangeListVersion stores a new version for lists that have changed. The parameter method is the method of the notification that reports
+// such a change, for example notifications/tools/list_changed.
 func (b *Backend) ChangeListVersion(ctx context.Context, method string) error {
 	err := b.options.DB.Write(ctx, store.Put(store.Item{
 		Key: b.listVersionKey(method), Value: []byte(rand.Text()), Expires: time.Now().Add(max(listVersionLife, 2*b.options.ListTTL)),

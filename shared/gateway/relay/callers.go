@@ -53,8 +53,8 @@ func (e *receiver) receiveAs(ctx context.Context, uri string) {
 		refused, again = token, time.Now().Add(retryAfter)
 		state := demand.State{Error: fault.Public(err), Unknown: errors.Is(err, errUnknown)}
 		if fault.Is(err, fault.Unauthenticated) {
-			// DropToken removes the token. If LoadToken returns the same token later, a client has sent it again, so the relay tries it
-			// again.
+			// DropToken removes the token, because the backend has refused it. If LoadToken returns the same token later, a client has
+			// sent the token again, so the relay tries the token again.
 			refused = auth.Token{}
 			err = e.Demand.DropToken(ctx, workspace, uri, token)
 		} else {

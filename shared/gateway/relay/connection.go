@@ -68,8 +68,8 @@ func (c *connection) keep() {
 	}
 }
 
-// pause waits before the next attempt to connect to the backend. If a client subscribes to one of the backend's resources meanwhile, the
-// backend probably responds again. Then pause returns early, but not before the shortest pause is over.
+// pause waits before the next attempt to connect to the backend. If clients' subscriptions to the backend's resources change meanwhile,
+// pause returns early, so that a new subscription takes effect soon. It always waits for the shortest pause.
 func (c *connection) pause(wait time.Duration) {
 	least, _ := c.relay.pauses()
 	least = min(least, wait)
@@ -135,9 +135,9 @@ func (c *connection) stream(ctx context.Context, info *backends.ServerInfo) erro
 	return f.run(ctx)
 }
 
-// catchUp takes over the lease if another relay whose time is ending still has it, because this relay is now listening too. Then it
-// compares the backend's lists with the stored hashes, to announce changes that no relay has noticed. The stream reports all later
-// changes.
+// catchUp is called when the stream is open. If another relay whose time is ending still has the lease, catchUp takes it over, because
+// this relay is listening, too. Then catchUp compares the backend's lists with the stored hashes, to announce changes that no relay has
+// noticed. The stream reports all later changes.
 func (c *connection) catchUp(ctx context.Context, f *following) error {
 	c.lease.connected.Store(true)
 	if c.lease.follows {

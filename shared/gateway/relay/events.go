@@ -120,8 +120,8 @@ type receiver struct {
 	listed    time.Time
 
 	running map[string]*reception // by URI
-	// The map refused has the wanted URIs that got no subscription because of maxReceptions. The values are when the relay last recorded
-	// that for the URIs' clients.
+	// The map refused has the wanted URIs that got no subscription, because the backend already has maxReceptions subscriptions. Each
+	// value is the time at which the relay last stored this reason for the URI's clients.
 	refused map[string]time.Time
 	warned  bool // whether the log says that there is no URL for webhooks
 
@@ -424,7 +424,8 @@ func (e *receiver) overStdio() bool {
 	return strings.HasPrefix(e.backend.Client().URL, api.CommandScheme+":")
 }
 
-// adjust starts and ends subscriptions at the backend, so that they match the events that clients want. It keeps at most maxReceptions.
+// adjust starts and ends subscriptions at the backend, so that they match the events that clients want. It keeps at most maxReceptions
+// subscriptions.
 func (e *receiver) adjust(ctx context.Context) error {
 	place := e.backend.Place()
 	wanted, err := e.Demand.ListWanted(ctx, place.Workspace, place.Backend)

@@ -289,7 +289,7 @@ func (f *following) handle(ctx context.Context, m upstream.Message) error {
 	params := jsonrpc.Member(m.Raw, "params")
 	switch m.Method {
 	// Normally only clients send roots list changes. If a backend sends one anyway, the relay passes it on to clients of session-based
-	// revisions, as the proposal for gateways demands.
+	// revisions.
 	case spec.NoteToolsChange, spec.NotePromptsChange, spec.NoteResourcesChange, spec.NoteRootsChange:
 		if m.Method != spec.NoteRootsChange { // the gateway does not cache roots, which are a list of the client
 			f.Outdate()

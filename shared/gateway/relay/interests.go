@@ -179,7 +179,7 @@ func (f *following) change(method, uri string) error {
 	return upstream.ErrAnswer
 }
 
-// recordChange records the outcome of a request of [following.change]. It returns an error, which ends the connection, only if the
+// recordChange records the outcome of a request to subscribe or unsubscribe. It returns an error, which ends the connection, only if the
 // session is lost.
 func (f *following) recordChange(method, uri string, err error) error {
 	delete(f.interests.asking, uri)

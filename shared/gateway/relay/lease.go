@@ -77,7 +77,8 @@ func (r *Relay) acquire(ctx context.Context, b *follower) (*lease, error) {
 		if h.Connected {
 			return l, nil
 		}
-		// The holder has no connection to hand over, so this relay takes the lease before it connects itself.
+		// The holder is not connected to the backend, so there is no connection to wait for. This relay takes the lease first, and
+		// connects then.
 		if err = l.take(ctx); err == nil {
 			return l, nil
 		}
@@ -111,8 +112,8 @@ func (l *lease) read(ctx context.Context) (*store.Item, error) {
 	return store.One(ctx, l.relay.DB, l.key, "read the lease of a backend")
 }
 
-// mayFollow returns the lease's holder, as read from the item held, if this relay may take over from it, and otherwise nil. The holder's
-// time must be about to end, and must end before this relay's time.
+// mayFollow returns the lease's holder if this relay may take over the lease from it, and otherwise nil. The parameter held is the
+// lease's item in the store. The holder's time must be about to end, and must end before this relay's time.
 func (l *lease) mayFollow(held *store.Item) *holding {
 	h := &holding{}
 	if held == nil || !l.relay.bounded() || json.Unmarshal(held.Value, h) != nil || h.Until == 0 {
@@ -243,8 +244,8 @@ func (l *lease) ending() bool {
 	return l.relay.bounded() && time.Until(l.relay.Until) <= l.relay.Handover
 }
 
-// nextLook returns how long the goroutine of renew can sleep: until the next renewal or, if there may be a successor, until the next
-// check for one.
+// nextLook returns how long the goroutine that renews the lease can sleep: until the next renewal or, if this relay's time is about to
+// end, until the next check whether another relay has taken over.
 func (l *lease) nextLook(renewal time.Time) time.Duration {
 	wait := time.Until(renewal)
 	if !l.relay.bounded() {

@@ -14,8 +14,8 @@ import (
 )
 
 // A subscriptions/listen request cannot be changed (2026-07-28, Subscriptions). If the relay replaced it by another one, a notification
-// that occurs while both are open would arrive twice, and nothing in it would show that. So the relay opens further listen requests for
-// resources that are wanted later, and never asks for a resource in two of them.
+// that occurs while both are open would arrive twice, and the relay could not recognize the duplicate. So the relay opens further listen
+// requests for resources that are wanted later, and never asks for a resource in two of them.
 //
 // A backend that refuses a listen request does not say which of its resources is the reason. So the relay repeats the request with each
 // half of the resources until it has found the refused one.

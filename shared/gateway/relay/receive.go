@@ -154,8 +154,8 @@ func (e *receiver) endpoint(ctx context.Context, uri string, cursor demand.Curso
 	}, err
 }
 
-// restartHooks restarts webhook subscriptions for which a webhook has reported that the backend ended the subscription or gave up
-// deliveries.
+// restartHooks restarts webhook subscriptions that have stopped at the backend. The backend has reported in a webhook that it ended the
+// subscription or gave up deliveries.
 func (e *receiver) restartHooks(ctx context.Context) error {
 	place := e.backend.Place()
 	if !slices.Contains(slices.Collect(maps.Values(e.modes)), client.ModeWebhook) {

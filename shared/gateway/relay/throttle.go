@@ -100,8 +100,8 @@ func (f *following) catchUp(ctx context.Context, end bool) {
 	}
 }
 
-// Besides events, a backend may send gaps, cursors, errors and malformed messages. Each of them costs something: the relay publishes a
-// gap, stores a cursor, and logs an error.
+// Besides events, a backend may send cursors, errors, malformed messages, and gaps, which are reports that events were lost. Each of them
+// costs something: the relay stores a cursor, logs an error, and publishes a gap.
 const (
 	gapCost = 10 // events that a gap counts as, because each webhook subscriber gets a notice of it
 	// lineRate and lineBurst limit the lines per second of all event streams of a backend together. A message has two lines or more.

@@ -30,8 +30,9 @@ func CheckNames(params json.RawMessage, member string, template bool) error {
 	return nil
 }
 
-// hasOther reports whether the object has a member that a backend might read instead of the member own: a member own in another case, for
-// example Name for name, or a member other in any case. If other is empty, only own counts.
+// hasOther reports whether the object has a member that a backend might read instead of the member with the name own. This can be a
+// member with the same name in another case, for example Name for name. It can also be a member with the name other, in any case, unless
+// other is empty.
 func hasOther(object json.RawMessage, own, other string) bool {
 	for key := range jsonrpc.Members(object) {
 		name := string(key)

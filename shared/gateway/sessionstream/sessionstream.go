@@ -85,7 +85,7 @@ type stream struct {
 	open   func()        // closes opened, once
 	done   chan struct{} // closed when the stream is no longer read
 
-	// The lock of Streams guards the fields below.
+	// The lock Streams.mu guards the fields below.
 	calls  []*call            // the newest is the last
 	early  []upstream.Message // the messages that wait for the next call, see waits
 	joined int                // the number of calls that have joined so far
@@ -310,8 +310,8 @@ func waits(m upstream.Message) bool {
 	return m.ID != nil || (m.Method == spec.NoteCancelled || m.Method == spec.NoteMessage) && len(m.Raw) <= maxNote
 }
 
-// keepEarly keeps a message for the next call. It returns false, and does not keep the message, if too many messages wait. It also does
-// so if calls are running, because they have already declined the message.
+// keepEarly keeps a message for the next call, and reports whether it did. If too many messages wait, it does not keep the message. If
+// calls are running, it also does not, because they have already declined the message.
 func (st *stream) keepEarly(m upstream.Message) bool {
 	st.in.mu.Lock()
 	defer st.in.mu.Unlock()
@@ -361,8 +361,7 @@ func (st *stream) deliver(m upstream.Message) bool {
 	return slices.ContainsFunc(calls, func(c *call) bool { return c.receive(m) })
 }
 
-// reply sends an answer to the backend. A failure has no consequences here, because the backend's question then runs into its own time
-// limit.
+// reply sends an answer to the backend. It ignores a failure, because the backend stops waiting for the answer after its own time limit.
 func (st *stream) reply(ctx context.Context, body []byte) {
 	c, r := st.target()
 	ctx, cancel := context.WithTimeout(ctx, c.AskTimeout)

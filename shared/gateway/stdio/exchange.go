@@ -18,8 +18,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// exchange is a request to a process with the messages that answer it, or a GET stream, which has no request. It is also the body of the
-// HTTP response: a stream with one event for each message. The queue of messages is bounded, see [process.push].
+// exchange is a request to a process, with the messages that answer it. A GET stream is also an exchange, but has no request. The
+// exchange is the body of the HTTP response: a stream with one event for each message. The queue of messages is bounded, see
+// [process.push].
 type exchange struct {
 	p   *process
 	ctx context.Context

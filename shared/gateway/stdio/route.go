@@ -315,8 +315,8 @@ var gatewayMethods = map[string]bool{
 	spec.MethodEvents: true, spec.MethodEventsStream: true,
 }
 
-// push adds a message to a request's queue. If all queues of the process together get too long, it ends the request with the longest
-// queue with an error.
+// push adds a message to a request's queue. If all queues of the process together get too long, push ends the request that has the
+// longest queue. That request fails with errTooSlow.
 func (p *process) push(x *exchange, message []byte) {
 	if x.closed || x.err != nil {
 		return

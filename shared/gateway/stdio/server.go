@@ -50,9 +50,11 @@ const (
 	// minRestart is the pause before the next start after a failure. The pause doubles with each further failure, up to maxRestart, or up
 	// to readyRestart if the process had answered before.
 	minRestart, maxRestart, readyRestart = time.Second, time.Minute, 8 * time.Second
-	// settledAfter is how long a process must have run so that its failure counts as the first one again.
+	// settledAfter is a running time. If a process has run for at least this time, its failure counts as the first one again, and the
+	// next pause is short.
 	settledAfter = 10 * time.Second
-	// worthWaiting is the longest remaining pause after a failure for which a caller waits. If more is left, the caller gets an error.
+	// worthWaiting is the longest time that a caller waits for the end of a pause after a failure. If the pause lasts longer, the caller
+	// gets an error immediately.
 	worthWaiting = 1500 * time.Millisecond
 )
 
@@ -213,11 +215,12 @@ const (
 // another process and waits for its end:
 //
 //   - At the principal's limit, it ends the principal's own process that has been unused for longest and has no running call.
-//   - At the total limit, it ends a process of the principal with the most processes, if these are more than the new process's principal
-//     has. It ends a process with a running call only if they are at least two more. So no principal can lock out the others, and two
-//     principals do not end each other's processes in turn. Otherwise, it chooses as at the principal's limit.
+//   - At the total limit, it looks at the principal with the most processes. If this principal has more processes than the new process's
+//     principal, place ends one of them. If it has at least two more, place may end even a process with a running call. So no principal
+//     can lock out the others, and two principals do not end each other's running calls in turn.
+//   - If there is no such process at the total limit, it chooses as at the principal's limit.
 //
-// If there is no such process, place returns an error.
+// If no process may end, place returns an error.
 func (t *Transport) place(ctx context.Context, p *process) error {
 	for {
 		t.mu.Lock()

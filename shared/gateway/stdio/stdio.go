@@ -134,7 +134,7 @@ func (s *server) inSession(req *http.Request, session string, body []byte) (*htt
 	}
 	method := methodOf(body)
 	if p.holder == "" && method == spec.NoteInitialized {
-		// The gateway has already sent this notification to the shared process, in its own handshake.
+		// The gateway has already sent notifications/initialized to the shared process, in its own handshake, so do not send it again.
 		return respond(req, http.StatusAccepted, nil), nil
 	}
 	resp, err := p.post(req, jsonrpc.Member(body, "id"), method, body)

@@ -138,8 +138,8 @@ func AddServer(result, server json.RawMessage) json.RawMessage {
 func (r Revisions) ErrorCode(method string, code int, data json.RawMessage) int {
 	switch {
 	case code == spec.CodeUnsupportedVersion && !r.Client.Stateless() && !r.Backend.Stateless() && jsonrpc.Member(data, "supported") == nil:
-		// Keep the code. Up to 2025-11-25 this code has no meaning, so the backend may use it for an error of its own. If the backend meant
-		// the error of 2026-07-28, its data would have the member supported.
+		// The case above keeps the code. Up to 2025-11-25 this code has no meaning, so the backend may use it for an error of its own. If
+		// the backend meant the error of 2026-07-28, its data would have the member supported.
 	case code == spec.CodeUnsupportedVersion: // the gateway chose the version, and the client must not choose another one
 		return jsonrpc.InternalError
 	case r.Client.Stateless():
@@ -371,7 +371,8 @@ func FindMissing(capabilities json.RawMessage, method string, params json.RawMes
 		if mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode")); mode == "url" {
 			return findUndeclared(capabilities, "elicitation.url")
 		}
-		// A client that declares elicitation without a mode supports forms (2025-11-25, Elicitation).
+		// A client that declares elicitation without a mode supports forms (2025-11-25, Elicitation). So it must declare the mode form
+		// only if it declares the mode url.
 		if findUndeclared(capabilities, "elicitation.url") == "" {
 			return findUndeclared(capabilities, "elicitation.form")
 		}

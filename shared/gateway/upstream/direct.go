@@ -84,7 +84,7 @@ func (d *direct) addressOf(req *http.Request) (string, bool) {
 	return net.JoinHostPort(host, cmp.Or(req.URL.Port(), "80")), true
 }
 
-// connect returns an idle connection to the address that the backend has not closed, or a new connection.
+// connect returns a connection to the address: an idle one that the backend has not closed, or otherwise a new one.
 func (d *direct) connect(ctx context.Context, address string) (c *directConn, reused bool, err error) {
 	got := func(c net.Conn, reused bool) {
 		if t := httptrace.ContextClientTrace(ctx); t != nil && t.GotConn != nil {
