@@ -30,7 +30,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// errMaybeEnded is the error for a webhook that was not sent, because the subscription may have ended since the caller read it.
+// errMaybeEnded is the error for a webhook that was not sent, because the subscription may have ended after the caller read the
+// subscription.
 var errMaybeEnded = errors.New("delivery: the subscription may have ended")
 
 // mayStart reports whether a webhook may be sent to a subscription that the caller read at the time readAt. With a [Gate], it may be sent
@@ -54,7 +55,7 @@ type firstAttempt struct {
 	// function cancel ends the POST.
 	unlink func() bool
 	cancel context.CancelFunc
-	// answer carries the outcome of the POST to handleSlow or finish, if the POST takes so long that handleSlow has begun.
+	// answer carries the outcome of a POST that takes longer than usual to the function that waits for it, handleSlow or finish.
 	answer chan webhook.Outcome
 }
 
@@ -113,9 +114,9 @@ func reportPanic(s *lane.FastSlot, report func([]store.Op, error)) {
 	}
 }
 
-// handleSlow decides how a POST continues that takes longer than [lane.FastSlot.Usual] or, if Usual is 0, than [lane.FastSlot.Wait]. It
-// waits for the POST, detaches it or cancels it, and releases the slot. It returns the store operations or the error that
-// [Dispatcher.attemptFirst] reports.
+// handleSlow decides what happens to a POST without a response after [lane.FastSlot.Usual] or, if Usual is 0, after [lane.FastSlot.Wait].
+// It waits for the POST, detaches it or cancels it, and releases the slot. Its results are the arguments for report in
+// [Dispatcher.attemptFirst].
 func (f *firstAttempt) handleSlow(ctx context.Context) ([]store.Op, error) {
 	s := f.slot
 	out := lane.Unused
@@ -156,8 +157,8 @@ func (f *firstAttempt) awaitAfterUsual(ctx context.Context, out *webhook.Outcome
 	return !s.HasWarning(ctx) && await(f.answer, out, s.Wait-s.Usual)
 }
 
-// record records the outcome of the POST, which has ended, and frees the context of the POST. The caller must still write the returned
-// operations.
+// record records the outcome of the POST, which has ended, and frees the context of the POST. It returns store operations that the caller
+// must still write.
 func (f *firstAttempt) record(ctx context.Context, out webhook.Outcome) ([]store.Op, error) {
 	f.cancel()
 	return f.d.outcomes.Record(ctx, f.del, f.sub, f.event, out)
@@ -224,9 +225,8 @@ func (f *firstAttempt) finish(ctx context.Context, s *lane.DetachedSlot) {
 	}
 }
 
-// moveToSlowLane stores a delivery, so that the slow lane, which makes the retries, also makes its first attempt. It delays the
-// delivery's queue message until the endpoint may get the attempt, because the slow lane would have to return an earlier message to the
-// queue.
+// moveToSlowLane stores a delivery, so that the slow lane, which makes the retries, also makes its first attempt. The delivery's queue
+// message is delayed until the endpoint may get the attempt. If the message arrived earlier, the slow lane would return it to the queue.
 func (d *Dispatcher) moveToSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event, late bool) error {
 	now := d.now()
 	turn, wait := d.lanes.Postpone(ctx, task.EndpointID(sub.Target.URL))
@@ -351,8 +351,8 @@ const recordTime = time.Second
 // of a minute gets 59 seconds in a Lambda function that runs for a minute. Otherwise the attempt would count as aborted instead of timed
 // out, and an endpoint that hangs would hold up the function again and again.
 //
-// If ctx leaves less than half of the timeout, fitInto does not shorten it. The attempt then began late, which is not the endpoint's
-// fault.
+// If ctx leaves less than half of the timeout, fitInto returns the full timeout. The attempt then began late, so it is not the endpoint's
+// fault if ctx aborts the attempt.
 func fitInto(ctx context.Context, timeout time.Duration) time.Duration {
 	end, ok := ctx.Deadline()
 	if left := time.Until(end) - recordTime; ok && left >= timeout/2 {
@@ -468,7 +468,7 @@ func standardBody(e *event.Event, webhookType, id string) []byte {
 }
 
 // eventsBody returns the body of an MCP Events webhook, an EventOccurrence (SEP-3415). The parameter entry is the event's type, or nil if
-// the catalog no longer has the type. The parameter cursor is the subscription's cursor; if it is empty, the body has null.
+// the catalog no longer has the type. The parameter cursor is the subscription's cursor. If it is empty, the cursor in the body is null.
 func eventsBody(e *event.Event, entry *catalog.Entry, cursor string) []byte {
 	b := make([]byte, 0, len(e.Data)+2*len(e.URI)+len(e.Name)+len(cursor)+384)
 	b = jsonrpc.AppendString(append(b, `{"eventId":`...), e.ID)

@@ -84,15 +84,15 @@ type Options struct {
 	// Without this, an endpoint that begins to hang would soon hold up all processes. 0 turns it off, so that tasks always wait for
 	// Patience. See package lane.
 	MinWait time.Duration
-	// SlowLaneDelay is the minimum delay (0) of the queue message of a delivery that moves to the slow lane without a first attempt. If
-	// it is at least [state.EarlyMessage], the page task takes less time, because it can send the message while it still writes the
-	// delivery.
+	// SlowLaneDelay is for deliveries that move to the slow lane without a first attempt. It is the minimum delay of their queue messages
+	// (0). A delay of at least [state.EarlyMessage] makes page tasks faster, because they can send such a message while they still write
+	// the delivery.
 	SlowLaneDelay time.Duration
 	// Detached is how many first attempts may continue in the background at the same time, after their page task has stopped waiting for
 	// them. Further attempts are canceled, and the slow lane repeats them.
 	//
 	// A process that is frozen between batches of tasks, such as a Lambda function, finishes an attempt in the background only if another
-	// batch follows soon. There, Detached must be 0 unless MinWait is set, because MinWait limits these attempts to times when batches
+	// batch follows soon. Such a process needs MinWait if Detached is not 0, because MinWait limits these attempts to times when batches
 	// quickly follow each other.
 	Detached int
 	// EndpointRate limits the attempts per second to one endpoint, across all processes; 0 means no limit.
@@ -160,8 +160,8 @@ type Dispatcher struct {
 
 const maxPerEndpoint = 64 // concurrent first attempts to one endpoint, or a quarter of [Options.Concurrency] if that is lower
 
-// maxHandled is the number of failed page tasks for which a dispatcher remembers to which subscribers it has sent the events. If the
-// queue redelivers such a task, the dispatcher does not repeat these webhooks.
+// maxHandled is the number of failed page tasks that a dispatcher remembers, each with the subscribers that were served. If the queue
+// redelivers such a task, the dispatcher does not repeat the webhooks to these subscribers.
 const maxHandled = 1000
 
 // NewDispatcher returns a dispatcher. It replaces Options that are zero by their defaults.

@@ -167,7 +167,8 @@ func (d *Dispatcher) sendPage(ctx context.Context, p *joinedPage) error {
 	defer cancel()
 	if len(done.ops) > 0 {
 		if err := state.WriteNotes(ctx, store.Unhurried(d.DB), done.ops); err != nil {
-			// The webhooks were sent, so losing their records is better than failing the page task, which would repeat them.
+			// The webhooks were sent. Losing their records is better than failing the page task, because the queue would redeliver the
+			// task, and the webhooks would be repeated.
 			d.log().WarnContext(ctx, "delivery records lost", "records", len(done.ops), "error", err)
 		}
 	}
@@ -272,9 +273,9 @@ func (d *Dispatcher) mark(t *task.Page, sent time.Time, id string) store.Op {
 	return store.Put(store.Item{Key: markKey(t.Workspace, t.Paused), Expires: d.now().Add(switches.Kept)})
 }
 
-// markRest replaces the marks (see [Dispatcher.mark]) of a page task that waited for a switch by marks for the tasks that remain of it
-// (the parameter left). It writes the new marks before it deletes the old ones, so that cursors cannot advance past the events in
-// between.
+// markRest updates the marks (see [Dispatcher.mark]) of a page task whose events were paused. It replaces them by marks for the tasks in
+// the parameter left, which will send the remaining events. It writes the new marks before it deletes the old ones, so that no cursor can
+// advance past the events in between.
 func (d *Dispatcher) markRest(ctx context.Context, p *joinedPage, left []task.Page) error {
 	if len(p.wasPaused) == 0 {
 		return nil
@@ -301,8 +302,8 @@ func finishContext(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 const (
-	// busyHold is how long a first attempt waits for a slot, i.e. for permission to start, if its endpoint already has as many attempts
-	// as allowed. hold is how long it waits if attempts to other endpoints use up the slots.
+	// A first attempt needs a slot, i.e. the permission to start. If its endpoint already has as many attempts as allowed, it waits for a
+	// slot for up to busyHold. If attempts to other endpoints use up the slots, it waits for up to hold.
 	busyHold = time.Second
 	hold     = 5 * time.Second
 )
@@ -315,15 +316,18 @@ type batches struct {
 }
 
 const (
-	// maxIdle is how long a process may have been idle in total between its last three batches to count as busy.
+	// maxIdle limits the total idle time between the last three batches of a busy process. A process that was idle for longer does not
+	// count as busy.
 	maxIdle = time.Second
 	// fullBatch is the number of messages in the largest batch that SQS passes to the function (BatchSize in template.yaml).
 	fullBatch = 10
 )
 
 // begin records that a batch begins, and reports whether the process is busy. A busy process probably gets another batch soon, so this
-// batch is in a hurry (see [Options.MinWait]). The parameter wide is the number of the batch's tasks for events with very many
-// subscribers ([task.Page.Wide]). If a full batch consists of such tasks, more of them probably wait in the queue.
+// batch is in a hurry (see [Options.MinWait]).
+//
+// The parameter wide is the number of tasks in the batch whose events have very many subscribers ([task.Page.Wide]). If a full batch
+// consists of such tasks, more of them probably wait in the queue, so the process is busy.
 func (b *batches) begin(wide int) (busy bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -350,8 +354,8 @@ func (d *Dispatcher) pageWaitOf(ctx context.Context, inHurry bool) lane.PageWait
 	return wait
 }
 
-// followUps prepares the parts into which the task t was split, and returns them. It increases their Hops, whose limit keeps events from
-// moving from task to task forever.
+// followUps prepares the parts into which the task t was split, and returns them. Their Hops are one higher than the Hops of t. A limit
+// for Hops keeps events from moving from task to task forever.
 func followUps(t task.Page, parts []task.Page) []task.Page {
 	for i := range parts {
 		parts[i].Hops, parts[i].Since, parts[i].Late, parts[i].Wide = t.Hops+1, t.Since, t.Late, t.Wide

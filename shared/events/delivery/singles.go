@@ -83,8 +83,9 @@ func (d *Dispatcher) HandleSingles(ctx context.Context, batch []queue.Message) (
 		ctx, cancel := finishContext(ctx)
 		defer cancel()
 		if err := state.WriteNotes(ctx, d.DB, notes); err != nil {
-			// Report only the messages of these attempts as failed. The next batch writes the outcomes before it makes any attempt. If
-			// HandleSingles returned an error, the queue would redeliver the batch's other messages, too, although they are done.
+			// Report only the messages in made as failed, because their outcomes were not written. If HandleSingles returned an error,
+			// the queue would redeliver the batch's other messages, too, although they are done. The next batch writes the outcomes
+			// before it makes any attempt.
 			d.unrecorded.add(made)
 			d.log().WarnContext(ctx, "attempt outcomes not written", "messages", len(made), "error", err)
 			failed = slices.AppendSeq(failed, maps.Keys(made))
@@ -185,10 +186,11 @@ var errNoSlot = errors.New("delivery: the endpoint has no free slot")
 var errReceives = errors.New("delivery: the message was received too often")
 
 const (
-	// laterReceives is the number of receives after which a message no longer waits in the queue until its endpoint has a free slot or
-	// this program works again. Its delivery then waits in the due table, because SQS allows only 120,000 messages in flight per queue.
-	// The waits before the fifth receive must be shorter together than [state.Backup], because the delivery's due entry then sends a
-	// second message.
+	// laterReceives is how often a message is received before it stops waiting in the queue for a free slot of its endpoint, or for the
+	// end of a failure of this program. Its delivery then waits in the due table instead, because SQS allows only 120,000 messages in
+	// flight per queue.
+	//
+	// All these receives must happen within [state.Backup]. After that time, the delivery's due entry sends a second message.
 	laterReceives = 5
 	// mostReceives is how often a message may be received before its delivery moves to the due table without an attempt. A message is
 	// received so often only if the store fails for about an hour, or if each attempt ends the process. The limit keeps such an attempt
@@ -203,9 +205,11 @@ const (
 	// maxWaitWrites limits how many deliveries a process moves to the due table at the same time. Without it, a hundred deliveries to one
 	// hanging endpoint would delay the other writes of the process.
 	maxWaitWrites = 4
-	// manyWaits is the number of waits in the due table after which a delivery that is older than its retry schedule is given up.
+	// manyWaits is how often a delivery must have waited in the due table before it can be given up for being older than its retry
+	// schedule.
 	manyWaits = 6
-	// maxJudged limits how often attemptSingle repeats its decision about a delivery, because the subscription may have ended meanwhile.
+	// maxJudged limits how often attemptSingle decides what to do with a delivery. It decides again if the subscription may have ended
+	// since the last decision.
 	maxJudged = 3
 )
 

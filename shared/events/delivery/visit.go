@@ -130,14 +130,14 @@ func (v *visit) wants(i int) (wants bool, err error) {
 	return v.sub.Wants(v.task.Payloads[i], v.d.now()), nil
 }
 
-// result says how a visit has handled one event for its subscriber.
+// result says what a visit, which serves one subscriber, has done with one event.
 type result struct {
 	handling handling
 	notes    []store.Op // writes that the page makes after the visit
 	err      error      // a failure of this program, because of which this event and all later ones fail
 }
 
-// handling says whether a visit has handled an event.
+// handling says who handles an event: this visit, another page task, or no task because the subscription has ended.
 type handling int
 
 const (
@@ -146,8 +146,9 @@ const (
 	ended                   // the subscription has ended, so the event and all events after it are not sent
 )
 
-// sendEvents starts an attempt for each event in turn, and returns when the attempts have ended. If an event fails, or a result's
-// [handling] is left or ended, sendEvents does not try the later events and records the same result for them.
+// sendEvents starts an attempt for each event in turn, and returns when each attempt has ended or continues in the background. If it
+// cannot continue after an event, for example because the subscription has ended, it records the same result for all later events without
+// trying them.
 func (v *visit) sendEvents(ctx context.Context) {
 	defer v.attempts.Wait()
 	r := v.begin(ctx)
@@ -302,17 +303,18 @@ func (v *visit) judge(ctx context.Context, i int) (how verdict, err error) {
 	return how, err
 }
 
-// Before an attempt, [visit.judgeAgain] reads the subscriber again if the last read is older than stale or, with a [Gate], than
-// staleWithGate. Without a gate, [Dispatcher.mayStart] refuses an attempt more than one second after the read, so stale is a little
-// shorter. A gate itself stops attempts to ended subscriptions, so staleWithGate only limits how late a person's pause of the
-// subscription takes effect.
+// Right before an attempt, [visit.judgeAgain] reads the subscriber again if the last read is too long ago. Without a [Gate], the limit is
+// stale. It is a little shorter than a second, because [Dispatcher.mayStart] refuses an attempt more than one second after the read.
+//
+// With a gate, the limit is staleWithGate. It can be longer, because the gate itself stops attempts to ended subscriptions. It only
+// limits how late a person's pause of the subscription takes effect.
 const (
 	stale         = 800 * time.Millisecond
 	staleWithGate = 2 * time.Second
 )
 
-// judgeAgain decides once more, right before an attempt, whether to send the event. It does so only if the subscriber was read too long
-// ago, or if the attempt had to wait for its slot (waited).
+// judgeAgain decides once more, right before an attempt, whether to send the event. It decides again only if the subscriber was read too
+// long ago, or if the attempt had to wait for its slot (the parameter waited).
 func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (verdict, error) {
 	limit := stale
 	if v.d.Gate != nil {

@@ -205,8 +205,8 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 	return err == nil, fault.Wrap(fault.Unavailable, err, "delete a dead letter that was sent back")
 }
 
-// resend sends the message of a dead letter back to its queue. It sends an event to the inbox instead, because only package publish
-// writes to the events queue.
+// resend sends the message of a dead letter back to its queue. But it sends a message of the events queue to the inbox, because only
+// package publish writes to the events queue.
 //
 // The events queue drops duplicates. So the inbox message contains the key of the dead letter (the parameter letter). The events queue
 // then accepts the event again, but drops a second resend of the same dead letter.

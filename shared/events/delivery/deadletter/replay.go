@@ -34,8 +34,8 @@ const (
 // first.
 //
 // Replay returns truncated if it leaves out events. It leaves out events that cannot be read, for example because a later release wrote
-// them, and events for which the time or [MaxReplay] does not suffice. It does not fail then, because each repetition of the client's
-// request would meet the same events.
+// them, and events for which the time or [MaxReplay] does not suffice. It returns no error for these events, because the client would
+// repeat its request, and the repeated request would meet the same events.
 func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, after int64) (truncated bool, err error) {
 	if err := r.Log.AwaitBatches(ctx); err != nil {
 		return false, err

@@ -43,7 +43,7 @@ type Replays struct {
 // ReplayState is the state of a replay.
 type ReplayState string
 
-// The states.
+// The states of a replay.
 const (
 	ReplayRunning  ReplayState = "running"
 	ReplayDone     ReplayState = "done"
@@ -106,9 +106,9 @@ const (
 	ReplayAhead = time.Minute
 	// beginTime limits how long the request that starts a replay also runs it; see [Replays.Begin].
 	beginTime = 3 * time.Second
-	// stepTime limits how long one step of a replay reads the event log. Without the limit, a step could take longer than its caller
-	// waits if filters reject nearly all events. The progress would then be lost, because the step saves its position only at its end.
-	// countTime limits [Replays.CountSelected] in the same way.
+	// stepTime limits how long one step of a replay reads the event log. If the subscription's filters reject nearly all events, a step
+	// without the limit could take longer than its caller waits. Its progress would then be lost, because a step saves the replay's
+	// position only at its end. countTime limits [Replays.CountSelected] in the same way.
 	stepTime  = 5 * time.Second
 	countTime = 10 * time.Second
 	// ReplayClaim is how long a worker may take for a step before another one continues the replay.
@@ -353,8 +353,8 @@ func (rs *Replays) runStep(ctx context.Context, r *Replay, now time.Time) (n int
 	if err != nil {
 		return 0, err
 	}
-	// Remember the counts from before this step, because two workers may make the same step. Only one of them can retry each letter, and
-	// the first one to finish saves the replay. The second one then adds only the counts of its own step to the saved replay.
+	// Remember the counts from before this step. Another worker may make the same step and save the replay first. This worker then adds
+	// only the counts of its own step to the saved replay. No letter is counted twice, because only one worker can retry it.
 	replayed, before := r.Replayed, maps.Clone(r.Because)
 	r.Before = next
 	delay := max(0, r.Next.Sub(now))

@@ -24,7 +24,7 @@ import (
 // Kind says whether a subscription got an event, or why not.
 type Kind string
 
-// The kinds of outcomes.
+// The values of [Kind].
 const (
 	kindDelivered    Kind = "delivered"
 	kindWaiting      Kind = "waiting"  // another attempt follows
@@ -46,7 +46,7 @@ type Outcome struct {
 	Subscription *subscription.Subscription
 	Origin       string // the origin of the endpoint, e.g. https://example.com
 	Why          string // a sentence for people
-	// At is the time of the delivery, the last attempt, the pause or the suspension.
+	// At depends on Kind. For example, it is the time of the last attempt, of the pause or of the suspension.
 	At       time.Time
 	Attempts int
 	// Status and Category describe the last attempt.
@@ -397,8 +397,8 @@ func (x *Explainer) explainRecords(ctx context.Context, s *subject, o *Outcome, 
 }
 
 // explainUnstored sets the outcome of an event whose last recorded attempt failed, but whose delivery is no longer stored. The parameter
-// due is when that record says that the next attempt is due. If explainJudged finds no reason, for example a removed event type, a later
-// attempt must have succeeded.
+// due is the time of the next attempt according to that record. The delivery may have been deleted for a reason that explainJudged finds,
+// for example a removed event type. Otherwise a later attempt must have succeeded.
 //
 // If the delivery log keeps successes, the record of the later attempt is about to be written, so the outcome is "waiting" until then. If
 // the log keeps no successes, the outcome is "delivered".

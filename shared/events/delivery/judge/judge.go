@@ -107,8 +107,9 @@ func (x *Explainer) explainJudged(ctx context.Context, s *subject, o *Outcome) e
 	return nil
 }
 
-// judge decides about an event without a stored delivery. If the subscription does not ask for the event, was created after it or may not
-// receive it, judge sets the outcome. Otherwise the caller acts on the ruling.
+// judge finds out whether the subscription would get an event that has no stored delivery. If the subscription does not ask for the
+// event, was created after it or may not receive it, judge sets the outcome. Otherwise the caller derives the outcome from the returned
+// ruling.
 func (x *Explainer) judge(ctx context.Context, s *subject, o *Outcome) (Ruling, error) {
 	sub := o.Subscription
 	if !sub.Covers(s.URI) {
@@ -127,7 +128,7 @@ func (x *Explainer) judge(ctx context.Context, s *subject, o *Outcome) (Ruling, 
 }
 
 // judgeEvent calls [Decide] for an event, as package delivery does. If the subscription may not receive the event, judgeEvent sets the
-// outcome. Otherwise the caller acts on the ruling.
+// outcome. Otherwise the caller derives the outcome from the returned ruling.
 func (x *Explainer) judgeEvent(ctx context.Context, s *subject, o *Outcome) (Ruling, error) {
 	sub := o.Subscription
 	right, err := x.Review.CheckSubscription(ctx, sub, refresh.Cached)

@@ -92,8 +92,8 @@ func (s *shares) release(principal string, n int64) {
 const (
 	slowAfter = 3                // consecutive failures after which an endpoint is slow
 	slowFor   = 30 * time.Second // how long first attempts to a slow endpoint take the slow lane
-	// maxHold limits how long first attempts to a hanging endpoint take the slow lane. The time is slowFor after the first attempt that
-	// hangs, and doubles with each further one.
+	// maxHold limits how long first attempts to a hanging endpoint take the slow lane. This time is slowFor at first, and doubles each
+	// time another first attempt hangs.
 	maxHold = 5 * time.Minute
 	// slotWait is how long an attempt in the slow lane waits to start if its endpoint has as many attempts under way as allowed. It waits
 	// only if the last attempt to the endpoint took less than slotWait.
@@ -246,7 +246,9 @@ func (l *Lanes) usualLimit(e *endpointState) time.Duration {
 	return max(t.mean+4*t.spread, l.limits.MinWait)
 }
 
-// nextPause returns how long the endpoint gets no attempts after a failed attempt, or 0 if it needs no pause. It may also lower e.limit.
+// nextPause returns how long the endpoint gets no attempts after a failed attempt, or 0 if it needs no pause. It may also lower e.limit,
+// the limit of concurrent attempts in the slow lane.
+//
 // The parameter underWay says that the attempt began before the endpoint's current pause. It then failed for the same reason as the
 // attempt that caused the pause, so it does not make the next pause longer.
 func (e *endpointState) nextPause(out webhook.Outcome, underWay bool) time.Duration {
@@ -300,10 +302,11 @@ func (e *endpointState) startProbe(now time.Time) (probe bool) {
 	return probe
 }
 
-// noteHang records that the endpoint hangs. First attempts then take the slow lane for some time, until one of them probes the endpoint,
-// i.e. tests whether it still hangs. If the previous attempt hung, too (the parameter again), the time is twice as long as before,
-// because each process makes its own probes, and on AWS a hanging probe holds up one of few processes. A random part of the time keeps
-// processes from probing simultaneously.
+// noteHang records that the endpoint hangs. First attempts then take the slow lane for some time. After that, one of them probes the
+// endpoint, i.e. tests whether it still hangs. A random part of the time keeps processes from probing simultaneously.
+//
+// If the previous attempt hung, too (the parameter again), the time is twice as long as before. Without the doubling, probes would cost
+// too much: each process makes its own, and on AWS a hanging probe holds up one of few processes.
 func (e *endpointState) noteHang(again bool, now time.Time) {
 	if e.hold = min(2*e.hold, maxHold); !again || e.hold == 0 {
 		e.hold = slowFor
@@ -352,7 +355,7 @@ func hangKey(endpoint string) store.Key {
 
 // slowLaneProbes is how long processes do not test a hanging endpoint with first attempts after an attempt in the slow lane hung, because
 // that attempt was a test, too. The slow lane makes an attempt about every 80 s: a pause of a minute ([maxHangPause]), and then up to 20
-// s for the attempt. So the next attempt normally hangs, and renews the time, before it is over.
+// s for the attempt. So before slowLaneProbes is over, the next attempt normally hangs, and the time begins again.
 const slowLaneProbes = 2 * time.Minute
 
 // Hang records that the endpoint hangs, because the slot's attempt got no response in time. First attempts to the endpoint then take the

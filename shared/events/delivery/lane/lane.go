@@ -32,9 +32,11 @@ import (
 // [Lanes.ReserveSlow], and holds it until the slot's method Done is called. A slot also counts the bytes of the attempt's bodies, so that
 // memory is bounded even if payloads are large.
 //
-// The fast lane has a number of slots and bytes for the whole process. One endpoint may use only a part of them, and so may all slow or
-// hanging endpoints together (see [quickAnswer]). If attempts have to wait, the principals take turns, and the endpoints of each
-// principal take turns. The attempts to one endpoint start in the order in which their events were queued.
+// The fast lane has a number of slots and bytes for the whole process. A single endpoint may use only a part of them. All slow or hanging
+// endpoints together may also use only a part (see [quickAnswer]).
+//
+// If attempts have to wait, the principals take turns, and the endpoints of each principal take turns. The attempts to one endpoint start
+// in the order in which their events were queued.
 type Lanes struct {
 	limits Limits
 	rate   endpointRates
@@ -77,7 +79,7 @@ const (
 	// quickAnswer is the response time at which an endpoint is no longer quick. Endpoints that are not quick, and endpoints that may
 	// hang, together get at most three quarters of the fast lane, so that quick endpoints always find a slot.
 	quickAnswer = 200 * time.Millisecond
-	// maxWaiters limits the attempts that wait for a slot of the fast lane, per slot. For example, with 128 slots, 2,048 attempts may
+	// maxWaiters is how many attempts may wait for the fast lane, for each of its slots. For example, with 128 slots, 2,048 attempts may
 	// wait. If more wait, only principals with fewer than the average number of waiting attempts may add one.
 	maxWaiters = 16
 )
@@ -296,7 +298,7 @@ func (s *slot) done(out webhook.Outcome, release func()) {
 var Unused = webhook.Outcome{Category: webhook.Aborted}
 
 // FastSlot is the permission to make a first attempt in the fast lane. If the endpoint does not respond, the page task that makes the
-// attempt acts at these times after its start:
+// attempt acts at these times after the attempt's start:
 //
 //	0 ─────▶ Usual ─────▶ Wait ─────▶ Wait + Rest
 //	           │            │             └ the attempt is canceled

@@ -116,9 +116,9 @@ func (l *Lanes) grantSlow(e *endpointState) {
 	}
 }
 
-// Postpone reserves an attempt in the endpoint's rate limit, for a delivery whose first attempt cannot be made now. It returns two delays.
-// After turn, the rate limit permits the attempt. After wait, the endpoint's current pause is over as well, so wait is at least turn.
-// During its pause, which follows timeouts and some other failures, an endpoint gets no attempts.
+// Postpone returns two delays for a delivery whose first attempt cannot be made now. After turn, the endpoint's rate limit permits the
+// attempt, because Postpone reserves capacity of the limit for it. After wait, the endpoint's current pause is over as well, so wait is
+// at least turn. During a pause, which follows timeouts and some other failures, an endpoint gets no attempts.
 func (l *Lanes) Postpone(ctx context.Context, endpoint string) (turn, wait time.Duration) {
 	now := l.now()
 	l.mu.Lock()

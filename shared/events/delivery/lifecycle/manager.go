@@ -248,9 +248,10 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 }
 
 // lastGap returns the last gap notice of a subscription, and the version of its item. The result covers says that the notice also covers
-// the lost event of the delivery del, because a client that resumes from the notice's cursor gets the event. For this, the cursor must
-// not be after the event. Also, the event must have been in the log when the notice was written, or the notice must still be waiting to
-// be sent.
+// the lost event of the delivery del, i.e. that a client that resumes from the notice's cursor gets the event. This requires two things:
+//
+//   - The cursor is not after the event.
+//   - The event was in the log when the notice was written, or the notice is still waiting to be sent.
 //
 // An event that was published before the notice was written may have been missing in the log, because it waited in the events queue. But
 // if the event's first attempt was at least [eventlog.Window] before the notice, the event was in the log: on AWS, fanout appends an

@@ -106,7 +106,7 @@ func (t *Terminator) newNotice(sub *subscription.Subscription, reason error) *st
 	return del
 }
 
-// Ending counts the subscriptions of a workspace that a changed catalog would end for the same reason.
+// Ending is the number of subscriptions in a workspace that a change of the catalog would end for one reason.
 type Ending struct {
 	Workspace     string
 	Reason        string
@@ -306,7 +306,8 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 		next = subscription.RecheckState{Settled: cat.Fingerprint(), Terms: cat.HashTerms()}
 	}
 	// The field Step identifies a recheck: by the catalog, and by whether it is the first or the second recheck for this catalog. If the
-	// stored position has the same Step, this recheck was interrupted there, and continues. Otherwise it begins with the first scope.
+	// stored position has the same Step, this recheck was interrupted at that position, and continues there. Otherwise it begins with the
+	// first scope.
 	at := subscription.RecheckPosition{Step: next.Settled + next.Seen}
 	if last.At.Step == at.Step {
 		at = last.At
@@ -328,8 +329,10 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 }
 
 // affectedScopes returns, sorted, the scopes of event types that were removed or whose hash changed. The parameters before and after are
-// the results of [catalog.Catalog.HashTerms] for the old and the new catalog. affectedScopes adds the scope of parents, because
-// subscriptions to a parent may get events of these types, too.
+// the results of [catalog.Catalog.HashTerms] for the old and the new catalog.
+//
+// It also returns the scope of parents, i.e. of patterns for all URIs below one URI, because their subscriptions may get events of these
+// types, too.
 func affectedScopes(before, after map[string]string) (scopes []string) {
 	for name, t := range before {
 		if after[name] != t {

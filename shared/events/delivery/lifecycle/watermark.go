@@ -109,11 +109,11 @@ func (w *Watermark) SettledPosition(ctx context.Context, workspace, id string) (
 	}
 }
 
-// attemptedUntil returns a position of the event log up to which all page tasks have been attempted, or 0 if it is unknown. The position
-// is [dwell] before the last progress record.
+// attemptedUntil returns a position of the event log up to which all page tasks have been attempted, or 0 if it is unknown. It is [dwell]
+// before the last progress record, or twice [dwell] before the subscription's last successful delivery, if that is later. It is twice as
+// far before a delivery, because the delivery may have been the retry of an event that was already up to [dwell] old.
 //
-// A successful delivery to the subscription after that record shows progress, too. But that delivery may have been the retry of an event
-// that was already up to [dwell] old, so attemptedUntil then goes back twice as far, from the time of the delivery.
+// The position is before the events of all page tasks that are late or paused.
 func (w *Watermark) attemptedUntil(ctx context.Context, workspace, id string) (at int64, err error) {
 	items, err := w.DB.Get(ctx, progressKey, subscription.StatusKey(workspace, id))
 	if err != nil {

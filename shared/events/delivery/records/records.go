@@ -119,8 +119,8 @@ type Log struct {
 const (
 	indexRate   = 50
 	successRate = 200
-	// burst is the number of seconds for which a process saves up its unused limit. For example, after 10 seconds without attempts, it
-	// may copy 10 × indexRate records immediately.
+	// burst is how many seconds of its unused limit a process may use up later. For example, after 10 seconds without attempts, it may
+	// copy 10 × indexRate records immediately.
 	burst = 10
 )
 

@@ -178,8 +178,8 @@ func (o *Outcomes) suspendFailing(ctx context.Context, workspace string, sub *su
 	return o.Manager.Subscriptions.Suspend(ctx, workspace, sub.Principal, sub.ID, sub.Resumed)
 }
 
-// Abandon gives up a delivery like [Outcomes.DeadLetter], and tells the subscriber that it missed an event (a gap notice). The endpoint
-// has not refused the event, so the subscriber may not know about it.
+// Abandon gives up a delivery like [Outcomes.DeadLetter], and sends the subscriber a gap notice, i.e. a message that it missed an event.
+// The endpoint has not refused the event, so the client may not know that the event exists.
 func (o *Outcomes) Abandon(ctx context.Context, del *state.Delivery, e *event.Event) (written bool, err error) {
 	if err := o.Manager.AnnounceGap(ctx, del); err != nil {
 		return false, err
@@ -390,11 +390,11 @@ func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (
 }
 
 // isFailing reports whether more than [ratePercent] percent of the subscription's webhook attempts in the last hour failed. It counts the
-// attempts of all processes, but only those after the time resumed, when the subscription was last resumed. The result is false if there
-// were fewer than [rateMinimum] attempts.
+// attempts of all processes, but only attempts since the subscription was last resumed (the parameter resumed). The result is false if
+// there were fewer than [rateMinimum] attempts.
 //
-// To save reads from the store, isFailing counts again only after [rateAsk] or after [rateMinimum] further attempts, whichever is earlier.
-// Until then it returns false.
+// To save reads from the store, isFailing counts again only after [rateAsk] or after [rateMinimum] further attempts, whichever is
+// earlier. Until then it returns false.
 func (r *rates) isFailing(ctx context.Context, db store.DB, workspace, id string, resumed subscription.Seconds, now time.Time) (bool, error) {
 	r.mu.Lock()
 	t := r.get(workspace, id, now)

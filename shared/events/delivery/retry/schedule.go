@@ -44,8 +44,9 @@ var (
 	aheadKey = store.Key{Table: store.Deliveries, Partition: "due#ahead", Sort: "-"}
 )
 
-// DueTable is the store table with the due entries. The names of their partitions sort between FirstDuePartition and AfterDue, because a
-// shard number follows after "due#". In other names that begin with "due#", a letter follows.
+// DueTable is the store table with the due entries. The name of a partition with due entries is "due#" and then a shard number, so it
+// sorts between FirstDuePartition and AfterDue. The other partitions whose names begin with "due#" have a letter there, so they sort
+// after AfterDue.
 const (
 	DueTable                    = store.Deliveries
 	FirstDuePartition, AfterDue = "due#0", "due#:"
@@ -159,8 +160,8 @@ type search struct {
 	Until int64 `json:"until"`
 }
 
-// beginSearch stores that the due table must be searched, because the clock was set back. The parameter was is the minute that the job had
-// reached before, which is later than now.
+// beginSearch stores that the due table must be searched, because the clock was set back. The parameter "was" is the minute up to which
+// the job had read the due table. This minute is later than now.
 func (r *Job) beginSearch(ctx context.Context, now, was time.Time) error {
 	it, err := store.One(ctx, r.DB, aheadKey, "read the position of the search after a clock change")
 	if err != nil {

@@ -64,8 +64,8 @@ type Delivery struct {
 	// Base is the number of attempts that were made before the delivery was given up and the event was requested again. They are the
 	// first ones in Attempts, and do not count towards the retry schedule.
 	Base int `json:"base,omitempty"`
-	// Renewals is how often the event was requested again while the delivery was stored. It is part of the due entry's key, so
-	// that each renewal changes the key.
+	// Renewals is how often the event was requested again while the delivery was stored. It is part of the due entry's key, so that each
+	// request gives the due entry another key. Otherwise the retry job, which deletes old due entries, could delete the new one.
 	Renewals int `json:"rn,omitempty"`
 	// Died is when the delivery was given up. The keys of its dead letter contain this time. Died is zero if an earlier version of the
 	// server gave the delivery up.
@@ -382,8 +382,8 @@ func (t DueEntry) Outgoing(delay time.Duration) queue.Outgoing {
 	return queue.Outgoing{Body: task.Encode(t.Task), Group: t.Task.Endpoint, Owner: t.Task.Owner(), Delay: delay}
 }
 
-// UnchangedSince returns the condition that an item still has the version that the caller has read (had). Version 0 means that the item
-// did not exist.
+// UnchangedSince returns the condition that an item still has the version that the caller has read. The parameter had is that version, or
+// 0 if the item did not exist.
 func UnchangedSince(had int64) store.Condition {
 	if had == 0 {
 		return store.Absent()
@@ -474,8 +474,9 @@ func NewDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.
 // This happens if the only subscription with a failed delivery of the event is erased.
 const RememberStored = time.Minute
 
-// expiryTolerance is the time by which a stored event may expire too early for a delivery's retries. Usually all first failures of an
-// event happen within this time, so the event is written only once.
+// expiryTolerance is how much too early a stored event may expire for a delivery's retries. Without the tolerance, each failure of an
+// event would write the event again, to store it a little longer. Usually all first failures of an event happen within this time, so the
+// event is written only once.
 const expiryTolerance = time.Hour
 
 // storedBody describes an event in the store, so that the process need not read the store again. It does not contain the event.

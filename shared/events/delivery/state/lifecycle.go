@@ -84,8 +84,9 @@ func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Even
 	if err != nil || !written || !direct {
 		return written, err
 	}
-	// Send a message now, unless an early message serves the purpose. It does not if it may have arrived before the write, or if the
-	// write has changed the delivery's task. For example, the delivery may have replaced a dead one and got its attempts.
+	// Send a message now, unless an early message was sent and is valid. The early message is not valid if it may have arrived before the
+	// write, or if the write has changed the delivery's task. For example, the delivery may have replaced a dead one and got its
+	// attempts.
 	if m := message(); sent == nil || ds.Now().Sub(now) >= early.Delay || !bytes.Equal(m.Body, early.Body) {
 		sendErr = ds.Queue.Send(ctx, queue.Slow, m)
 	}
@@ -151,8 +152,8 @@ func (del *Delivery) DeletionNotes() []store.Op {
 }
 
 // change is one step of a delivery to another state or attempt, with the writes that belong to the step. [Deliveries.write] may try
-// several times. It calls the two functions of the change for each try, because the delivery may get the attempts of a dead delivery
-// between two tries.
+// several times to write them. Each try calls both functions of the change, because the delivery may have got the attempts of a dead
+// delivery since the previous try.
 type change struct {
 	to   string // the state after the step
 	what string // names the operation in error messages
@@ -203,7 +204,7 @@ func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (writt
 }
 
 // put writes the step c of a delivery in one transaction, together with the event if body is not nil. The result conditional says that
-// the writes of c.also have conditions. If so, these may have caused a conflict.
+// some writes of c.also have conditions, which may be the cause of a conflict.
 func (ds *Deliveries) put(ctx context.Context, del *Delivery, c change, body *newBody) (conditional bool, err error) {
 	stored := false
 	if body != nil {
@@ -283,16 +284,16 @@ func (ds *Deliveries) resolveConflict(ctx context.Context, del *Delivery, to str
 	return true, nil
 }
 
-// sameAttempt reports whether the stored delivery, current, still has the attempts that the worker has read. If so, the worker makes its
-// step even if the delivery has changed in another way, because the worker's message may be the delivery's only one. For a control
-// message, the result is false, because its content may have changed.
+// sameAttempt reports whether the stored delivery, current, still has the attempts that the worker has read. If so, the worker tries its
+// step again, even if the delivery has changed in another way, because the worker's queue message may be the delivery's only message. For
+// a control message, the result is false, because its content may have changed.
 func (del *Delivery) sameAttempt(current *Delivery) bool {
 	return (del.Stored == Pending || del.Stored == Paused) && current != nil && current.Stored == Pending &&
 		len(current.Attempts) == del.recorded && del.Control == nil && !otherPublication(current.Published, del.Published)
 }
 
 // renew makes sure that a stored delivery is sent if its event is requested again, for example by a client that subscribed from an older
-// cursor. The stored delivery then also serves as the new one. The parameter to is the state that the new one would have had. If the
+// cursor. The request then needs no new delivery. The parameter to is the state that a new delivery would have had. If the stored
 // delivery changes meanwhile, renew returns true, so that the caller tries again.
 //
 // A worker may be about to delete the stored delivery, for example because an attempt has succeeded. So renew changes the item's version,
@@ -304,7 +305,7 @@ func (del *Delivery) sameAttempt(current *Delivery) bool {
 // different key, in a minute that the job has not yet handled. The waiting message of a paused delivery gets another key for the same
 // reason.
 //
-// A suspended delivery has no message. renew schedules it immediately if the new delivery would be attempted.
+// A suspended delivery has no message. If a new delivery would be attempted, renew schedules the suspended one immediately.
 func (ds *Deliveries) renew(ctx context.Context, current *Delivery, to string) (again bool, err error) {
 	now := ds.Now()
 	switch {
@@ -376,7 +377,8 @@ func (ds *Deliveries) SetAside(ctx context.Context, it *store.Item, reason error
 }
 
 // LoadCurrent returns the stored delivery for a task, and the items with the keys in others. The delivery is nil if the task is stale,
-// i.e. if its attempt is not the delivery's next one. The delivery may be suspended, if the worker that suspended it failed afterwards.
+// i.e. if its attempt is not the delivery's next one. LoadCurrent also returns a suspended delivery, because the worker that suspended it
+// may have failed before it had finished.
 func (ds *Deliveries) LoadCurrent(ctx context.Context, t task.Single, others ...store.Key) (*Delivery, []*store.Item, error) {
 	keys := append(make([]store.Key, 0, 2), Key(t.Workspace, t.Subscription, t.EventKey()))
 	items, err := ds.DB.Get(ctx, append(keys, others...)...)

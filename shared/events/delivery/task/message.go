@@ -261,8 +261,8 @@ func Pages(workspace, key string, r subscription.Range, count int, events []even
 	return tasks
 }
 
-// EndpointID returns the id of an endpoint, a hash of its URL without the query. It is also the group of the endpoint's messages in
-// the slow queue, because a group must not contain some characters of URLs.
+// EndpointID returns the id of an endpoint, a hash of its URL without the query. The id also names the group of the endpoint's messages
+// in the slow queue. It is a hash, because the name of a group must not contain some characters of URLs.
 func EndpointID(target string) string {
 	if i := strings.IndexAny(target, "?#"); i >= 0 {
 		target = target[:i]
