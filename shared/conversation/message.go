@@ -105,8 +105,8 @@ func parseText(object json.RawMessage, name string, most int) (string, error) {
 	return s, nil
 }
 
-// findOnce returns a member of an object. It returns an error if several members have the name, because a provider might read another
-// one of them than this server.
+// findOnce returns a member of an object. It returns an error if several members have the same name, because a provider might read a
+// different one of them than this server.
 func findOnce(object json.RawMessage, name string) (found json.RawMessage, err error) {
 	n := 0
 	for key, value := range jsonrpc.Members(object) {
@@ -185,8 +185,8 @@ func uriOf(kind Kind) string {
 }
 
 // LogPartitions returns the partitions of the event log that may have messages of a workspace's conversations. The result originals has
-// the partitions of the messages' URIs. The result copies has the partitions for readers of URI patterns, such as event://conversation/*,
-// which are possible because event types may have variables in their URIs.
+// the partitions of the messages' URIs. The log also copies events to partitions for readers of URI patterns, such as
+// event://conversation/*. The result copies has the partitions of such patterns that match the messages' URIs.
 func LogPartitions(log *eventlog.Log, workspace string) (copies, originals []eventlog.Partition) {
 	keys := []string{"event://conversation/**", "event://conversation/*", "event://*/*"}
 	for _, kind := range Kinds {

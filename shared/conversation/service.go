@@ -43,11 +43,11 @@ type Backends interface {
 	// Backends returns the names of the backends that a principal may use.
 	Backends(ctx context.Context, p auth.Principal) []string
 	Converse(ctx context.Context, c api.Client, backend, method string, params json.RawMessage) (json.RawMessage, error)
-	// Prepare starts a session with a backend, so that the next Converse is quick.
+	// Prepare starts a session with a backend, so that the next call of Converse need not start one.
 	Prepare(ctx context.Context, c api.Client, backend string) error
 }
 
-// Publisher publishes an event in the workspace of the message's principal.
+// Publisher publishes a message of a conversation as an event, in the workspace of the principal who sent the message.
 type Publisher interface {
 	Publish(ctx context.Context, p auth.Principal, in publish.Input) error
 }
@@ -389,8 +389,8 @@ const (
 // newBreaker returns a breaker for a provider. The breaker counts only failures that make callers wait: timeouts, failed connections, and
 // sessions that do not start within prepareTime. Other errors may concern only one caller's message.
 //
-// It also ignores messages that fail because the caller's session with the backend has not started yet, because other callers may have
-// sessions.
+// A message that fails while the caller's session with the backend is being started does not count. Other callers may already have
+// sessions with the backend.
 func (s *Service) newBreaker(p *provider) *breaker {
 	return gobreaker.NewCircuitBreaker[json.RawMessage](gobreaker.Settings{
 		MaxRequests: 1, Timeout: restFor,

@@ -8,8 +8,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
-// EventsProvider is the reserved name of the built-in provider that publishes messages as events. Callers who consent to it allow this
-// for their messages.
+// EventsProvider is the reserved name of the built-in provider that publishes messages as events. Callers who consent to this provider
+// allow that their messages are published.
 const EventsProvider = "events"
 
 // PrincipalHeader is the HTTP header in which a provider with a URL receives the caller's principal id or pseudonym.

@@ -169,9 +169,9 @@ func (c client) Do(req *http.Request) (*http.Response, error) {
 	wait := longestWait(req)
 	ctx, cancel := context.WithTimeout(req.Context(), c.limit+wait)
 	req = req.WithContext(ctx)
-	// A service may close an idle connection while Lambda has frozen this process. The SDK repeats a request that fails for this reason,
-	// but not an invocation, because the invocation may have taken effect. So the connection of an invocation is closed afterwards, and
-	// no invocation gets an idle connection.
+	// A service may close an idle connection while Lambda has frozen this process. The SDK repeats a request that fails for this reason.
+	// But it does not repeat an invocation, because the invocation may have taken effect. So the connection of an invocation is closed
+	// afterwards, and the next invocation opens a new one.
 	req.Close = wait == invokeWait
 	if req.Body != nil && req.Body != http.NoBody {
 		req.Body = body{req.Body}

@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// keepOwner gives the parameter file the owner and the group of the file at path, which it will replace. It does so only if the process
-// runs as root, because other users cannot give files away. If there is no file at path, keepOwner does nothing.
+// keepOwner gives the new file the owner and the group of the old file at path, which the new file will replace. It does so only if the
+// process runs as root, because other users cannot give files away. If there is no file at path, keepOwner does nothing.
 func keepOwner(file *os.File, path string) error {
 	if os.Geteuid() != 0 {
 		return nil

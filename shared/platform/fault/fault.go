@@ -173,8 +173,8 @@ func Public(err error) string {
 	return msg
 }
 
-// Clip shortens a text that is longer than limit bytes and appends "…". It does not split a character. It is for a text from a caller
-// that an error or a record repeats.
+// Clip shortens a text that is longer than limit bytes and appends "…". It does not split a character. Use it before you put a caller's
+// text into an error or a record.
 func Clip(s string, limit int) string {
 	if len(s) <= limit {
 		return s

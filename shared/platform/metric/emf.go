@@ -172,8 +172,8 @@ func estimateValues(p metricdata.HistogramDataPoint[float64]) []float64 {
 	return out
 }
 
-// emfLine holds the unwritten metrics with the same attributes. The field by has the attributes' names, separated by commas, and
-// value has their values, separated by [separator].
+// emfLine holds the unwritten metrics with the same attributes. The field by has the names of the attributes, separated by commas. The
+// field value has the values of the attributes, separated by [separator].
 type emfLine struct {
 	by, value string
 	metrics   map[string][]float64

@@ -138,7 +138,7 @@ var Table = []Definition{
 const Success = "success"
 
 // lagBounds are the upper bounds of the histograms' buckets, in seconds. They begin with 1 ms, because a stand-alone server delivers that
-// fast. They end with a day, although retries can take three days, so an additional last bucket counts all longer times.
+// fast. An additional last bucket counts all times longer than a day, which occur because an event is retried for up to three days.
 var lagBounds = []float64{
 	.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 21600, 86400,
 }
@@ -353,8 +353,8 @@ type Tally struct {
 	counts map[string]*tallied
 }
 
-// tallied has the counts for one combination of attributes: the field all counts all occurrences, and logged counts the occurrences that
-// were logged.
+// tallied has the counts for one combination of attributes. The field all is the number of occurrences, and the field logged is how many
+// of them the log has reported so far.
 type tallied struct {
 	by          []slog.Attr
 	option      otel.AddOption

@@ -125,7 +125,8 @@ func (v *Value[T]) Peek() (T, time.Time) {
 	return v.value, v.loaded
 }
 
-// IsPausing reports whether the last load failed so recently that a caller without a usable old value would get that load's error.
+// IsPausing reports whether the pause after a failed load has not ended yet. During this pause, a caller without a usable old value gets
+// the error of the failed load.
 func (v *Value[T]) IsPausing() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -175,12 +176,12 @@ func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age
 	}
 }
 
-// joinOrStart returns the load r that the caller must wait for. If r is nil, joinOrStart returns the value or error for the
-// caller. The parameter called is the time of the call to Get or Within. The parameter waited is true if the caller has already
-// waited for a load that began before that time.
+// joinOrStart returns the load r that the caller must wait for. If r is nil, joinOrStart returns the value or error for the caller. The
+// parameter called is the time of the call to Get or Within. The parameter waited is true if the caller has already waited for a load
+// that began before that time.
 //
-// If several callers have waited for such a load, the first of them starts a new load. If that fails too, the others get its
-// error or the old value, instead of starting a load each.
+// If several callers have waited for such an old load, the first of them starts a new load. If the new load fails too, the other callers
+// get its error or the old value, so that not every caller starts a load.
 func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable func(age time.Duration) bool, waited bool, called time.Time) (value T, r *run[T], err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -210,8 +211,8 @@ func (v *Value[T]) fallback(err error, stale time.Duration) (value T, _ error) {
 	return v.value, nil
 }
 
-// isPausing reports whether it is too soon after a failed load to start another one. The parameter serves is true if the old value
-// can still be returned, because the pause is then [Options.Backoff] and otherwise [Options.EmptyBackoff]. The caller holds v.mu.
+// isPausing reports whether it is too soon after a failed load to start another one. The parameter serves is true if callers can still
+// get the old value. The pause is then [Options.Backoff], and otherwise [Options.EmptyBackoff]. The caller holds v.mu.
 func (v *Value[T]) isPausing(serves bool) bool {
 	if v.failed.err == nil {
 		return false

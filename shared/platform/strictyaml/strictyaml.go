@@ -141,7 +141,8 @@ type Field struct {
 	read func(n *Node, what string)
 }
 
-// Func returns a field whose value the function read reads. The function receives the member's name for messages as the argument what.
+// Func returns a field whose value is read by the function read. This function receives the member's name for messages as the argument
+// what.
 func Func(name string, read func(n *Node, what string)) Field { return Field{name, read} }
 
 // Var returns a field whose value is stored in *to, for example Var("path", &key.Path, file.Bool).

@@ -21,29 +21,30 @@ type Position struct {
 	// CatchUp limits how far before the current time a walk starts, for example after the server was off for days.
 	CatchUp time.Duration
 	// SaveEvery is the age of the saved position at which a walk saves a new one; 0 saves after each walk. A larger value means fewer
-	// writes, but each walk revisits the minutes since the last save. A clock that was set back by less than SaveEvery may then go
-	// unnoticed.
+	// writes, but each walk revisits the minutes since the last save. Because the saved position may then lag behind by SaveEvery, it
+	// does not reveal that the clock was set back by less than that.
 	SaveEvery time.Duration
-	// Ahead may be nil. Walk calls Ahead if the saved position is more than [Tolerance] in the future, because the clock must have been
-	// set back since it was saved. The parameter was is the saved position.
+	// Ahead is called by Walk with the saved position if that position is more than [Tolerance] in the future, because the clock must
+	// then have been set back. Ahead may be nil.
 	Ahead func(ctx context.Context, was time.Time) error
 }
 
 const (
-	// lookBack is how far before the saved position a walk starts. A slow writer, or a writer with a skewed clock, may store an entry
-	// after the walk has visited the entry's minute.
+	// lookBack is how far before the saved position a call of [Position.Walk] starts. A slow writer, or a writer with a skewed clock, may
+	// store an entry after the previous call has visited the entry's minute.
 	lookBack = 5 * time.Minute
-	// stretch is how much time a long walk covers before it saves the position, so that an interrupted walk does not start over.
+	// stretch is how much time [Position.Walk] covers before it saves the position, so that an interrupted walk does not start over.
 	stretch = 10 * time.Minute
-	// maxFailures is how many minutes may fail before a walk visits no further minutes, because the store is probably down.
+	// maxFailures is how many minutes may fail before [Position.Walk] gives up, because the store is probably down.
 	maxFailures = 5
 	// Tolerance is how far the saved position may be in the future before a walk assumes that the clock was set back. The clocks of two
 	// processes may differ by that much.
 	Tolerance = 5 * time.Minute
 )
 
-// Walk calls visit for each minute from the saved position to now. It begins with the latest minutes, because their work is due now. If
-// visit fails for a minute, Walk continues with the other minutes, and the next walk visits the failed one again.
+// Walk calls visit for each minute from the saved position to now. It visits the latest minutes first, so that a long walk does not delay
+// the work that is due now. If visit fails for a minute, Walk continues with the other minutes, and the next walk visits the failed one
+// again.
 func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx context.Context, minute time.Time) error) error {
 	last := now.Truncate(time.Minute)
 	from, had, err := p.position(ctx, last)
@@ -55,8 +56,8 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 			return err
 		}
 	}
-	// If the saved position is in the future, the clock was set back. Start from now instead, because new work is stored under minutes
-	// before that position.
+	// If the saved position is in the future, the clock was set back. Start from now instead, because new work is stored under the
+	// minutes of the clock, which are before the saved position.
 	from = periodic.Earlier(from, last).Add(-lookBack)
 	if oldest := last.Add(-p.CatchUp); from.Before(oldest) {
 		from = oldest
@@ -96,8 +97,8 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// position returns the saved minute and the version of the item that stores it. If no minute is saved, it returns version 0 and the time
-// one hour before the parameter last.
+// position returns the saved minute and the version of the item that stores it. The parameter last is the current minute. If no minute is
+// saved, position returns the time one hour before last and version 0.
 func (p Position) position(ctx context.Context, last time.Time) (at time.Time, version int64, err error) {
 	it, err := store.One(ctx, p.DB, p.Key, "read a job's position")
 	if err != nil {
@@ -109,8 +110,8 @@ func (p Position) position(ctx context.Context, last time.Time) (at time.Time, v
 	return time.Unix(it.Version, 0).UTC(), it.Version, nil
 }
 
-// save stores a minute, in seconds since 1970, as the position. The parameter had points to the item's version that this walk has last
-// read or written. If another walk has changed the item since then, save returns false.
+// save stores a minute, in seconds since 1970, as the position. The parameter had points to the version of the stored item, as this walk
+// has last read or written it. If another walk has changed the item since then, save returns false.
 func (p Position) save(ctx context.Context, minute int64, had *int64) (bool, error) {
 	if minute == *had {
 		return true, nil

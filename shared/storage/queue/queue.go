@@ -2,8 +2,8 @@
 // [Handler], which receives batches of messages. The queue redelivers each message until the handler accepts it.
 //
 // On AWS, an SQS event source mapping calls the handler in a Lambda function. In a stand-alone server, the workers of a [Consumer] call
-// it in the same way, and it may also fail single messages of a batch. The adapters queue/sqs and queue/sqlite both pass the test suite
-// queue/queuetest.
+// it. In both cases, the handler may accept some messages of a batch and fail others. The adapters queue/sqs and queue/sqlite both pass
+// the test suite queue/queuetest.
 package queue
 
 import (
@@ -72,8 +72,8 @@ type Outgoing struct {
 	// Group has at most 128 characters of [A-Za-z0-9_-]. A FIFO queue keeps the order of messages with the same group. A standard queue
 	// shares its consumers fairly among the groups.
 	Group string
-	// Owner identifies on whose behalf the message is handled, for example a principal. Consumers serve the owners in turn. One owner can
-	// occupy at most three quarters of the consumers that the other owners leave free.
+	// Owner identifies on whose behalf the message is handled, for example a principal. Consumers serve the owners in turn. Of the
+	// consumers that do not work for other owners, one owner can occupy at most three quarters.
 	//
 	// Owner has the same format as Group. Only messages of standard queues may have an owner, and SQS ignores it.
 	Owner string
@@ -143,13 +143,13 @@ type Sender interface {
 }
 
 // Forwarder is a [Sender] that can give messages to handlers in the same process before the messages are durable. A handler's own writes
-// are committed together with its message or later.
+// are never committed before the message that it handles.
 //
 // On a FIFO queue, Forward returns when all messages are durable. On a standard queue, it returns when each message is durable or
 // accepted by its handler. If Forward returns an error, handlers may have accepted some of the messages nevertheless.
 //
-// A message on a standard queue that is accepted within milliseconds is never written. So the caller must be able to create the messages
-// again until Forward returns, for example from the message that caused them.
+// A standard queue does not write a message that is accepted within milliseconds. A crash before Forward returns may therefore lose
+// messages. So the caller must then be able to create them again, for example from the message that caused them.
 type Forwarder interface {
 	Forward(ctx context.Context, q Name, msgs ...Outgoing) error
 }

@@ -84,7 +84,7 @@ type Edit struct {
 	Old Stored
 	// Text is the new text. To remove a document, store an empty text, so that its version numbers continue.
 	Text []byte
-	// Also has further operations for the transaction that writes the document.
+	// Also is a list of further operations for the transaction that writes the document.
 	Also []store.Op
 }
 
@@ -372,7 +372,7 @@ type Change struct {
 const unannouncedPartition = "announce"
 
 // Unannounced returns operations that record a change of a document for [Announce]. The record of a later version replaces the document's
-// earlier record, so both versions must have the same workspaces. If the workspaces may differ, use [UnannouncedOf].
+// earlier record, including its workspaces. So if versions of a document may concern different workspaces, use [UnannouncedOf].
 func Unannounced(kind Kind, document string, workspaces []string, version int64) []store.Op {
 	if len(workspaces) == 0 {
 		return nil

@@ -99,9 +99,9 @@ type DB interface {
 	// WriteAll applies any number of unconditional puts and deletes, in any order. After an error, some of them may have been applied.
 	WriteAll(ctx context.Context, ops ...Op) error
 
-	// Local reports whether only this process uses the store, and without requests over a network. Callers can then keep locks in memory,
-	// and can afford more reads and writes. A local store also supports [AtCommit], so a reader that sees an item also sees all items
-	// with smaller stamps.
+	// Local reports whether this process alone uses the store, and needs no network for it. Callers can then keep locks in memory, and
+	// can afford more reads and writes. A local store also supports [AtCommit], so a reader that sees an item also sees all items with
+	// smaller stamps.
 	Local() bool
 
 	// End returns the greatest committed stamp; see [AtCommit]. Readers see every item with a stamp up to it, and every later stamp is
@@ -147,8 +147,8 @@ type Query struct {
 	Eventual bool
 }
 
-// Within limits the query to items from the time since to the time until. A zero time is no limit. The sort keys must begin with a time
-// in microseconds since 1970, as 16 decimal digits.
+// Within sets [Query.After] and [Query.Until], so that the query selects the items from the time since to the time until. A zero time
+// sets no bound. The sort keys must begin with a time in microseconds since 1970, as 16 decimal digits.
 func (q *Query) Within(since, until time.Time) {
 	if !since.IsZero() {
 		q.After = fmt.Sprintf("%016d", since.UnixMicro())
@@ -254,9 +254,8 @@ func one(cond []Condition) Condition {
 	return cond[0]
 }
 
-// Unhurried returns the store for writes for which no caller has to wait. The SQLite store returns immediately from such a write. It may
-// hold the write back for some tens of milliseconds, to commit it together with others, but commits it before later writes to the same
-// table.
+// Unhurried returns a store for writes that may be committed later. In the SQLite store, such a write returns immediately. The store may
+// wait some tens of milliseconds to commit it together with others, but commits it before later writes to the same table.
 //
 // If the process dies before the commit, the write is lost. Errors and conflicts are only logged. Other stores write as usual.
 func Unhurried(db DB) DB {

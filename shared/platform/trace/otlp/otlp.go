@@ -37,8 +37,9 @@ const (
 const (
 	// sendTime is the timeout of a request to the collector, unless [Options.HTTP] is set.
 	sendTime = 5 * time.Second
-	// queued is the maximum number of spans that wait to be sent, and batch is the maximum number of spans per request. Further spans are
-	// dropped. The queue has room for all spans that a busy server creates until the next batch is sent, at most one second later.
+	// queued is the maximum number of spans that wait to be sent. Further spans are dropped, but there is room for all spans that a busy
+	// server creates until the next batch is sent, at most one second later. The constant batch is the maximum number of spans per
+	// request.
 	queued, batch = 16_384, 2048
 )
 
@@ -59,8 +60,8 @@ type Options struct {
 // Provider returns a provider for a tracer of package trace. Shut it down when the process ends. A Lambda function must also flush it
 // after each invocation, because Lambda may freeze the process.
 //
-// Provider also returns the counter of batches that could not be sent. A process that creates its metrics later must set the counter's
-// Set before the first span.
+// Provider also returns the counter of batches that could not be sent. A process that creates its [metric.Set] later must assign it to
+// the counter's field Set before the first span.
 func Provider(o Options) (*sdk.TracerProvider, *metric.Tally, error) {
 	failed := &metric.Tally{Name: metric.SpansNotSent, Text: "spans not sent", Log: o.Log, Set: o.Metrics}
 	c, err := newCollector(o, path, failed)

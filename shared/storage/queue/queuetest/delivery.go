@@ -131,7 +131,7 @@ var deliveryCases = []testCase{
 		sent := time.Now()
 		b.send(queue.Slow, queue.Outgoing{Body: []byte("late"), Delay: delay, Group: "g"}, queue.Outgoing{Body: []byte("soon"), Group: "g"})
 		b.wait(r, "both", func() bool { return r.distinct() == 2 })
-		// Allow a slightly shorter delay, because the queue's server has another clock and may count whole seconds.
+		// Accept a slightly shorter delay than the message has, because the queue's server has its own clock and may count whole seconds.
 		expect.AtLeast(b, "the time of the delayed message", arrived["late"].Sub(sent), delay-600*time.Millisecond)
 		expect.True(b, "the delayed message arrived last", arrived["soon"].Before(arrived["late"]))
 	}},

@@ -28,7 +28,8 @@ type Backend interface {
 	Grain() time.Duration
 }
 
-// Run tests the queues that open returns. It calls open once for each case, and open must close the queues with t.Cleanup.
+// Run tests the queues that the function open returns. It calls open once for each case. The function open must close the queues with
+// t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) Backend) {
 	run(t, func(t *testing.T, c testCase) { c.run(&bench{T: t, Backend: open(t)}) })
 }
@@ -189,8 +190,8 @@ func (r *record) distinct() int {
 	return len(set)
 }
 
-// wait blocks until the function holds returns true. It calls holds again after each batch that r records. Only one goroutine may wait
-// for a record.
+// wait blocks until a call of the function holds returns true. It calls the function again after each batch that r records. Only one
+// goroutine may wait for a record.
 func (b *bench) wait(r *record, what string, holds func() bool) {
 	b.Helper()
 	timeout := time.NewTimer(deadline)

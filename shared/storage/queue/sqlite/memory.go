@@ -110,8 +110,8 @@ func (mq *memoryQueue) setUp(tx *engine.Tx) error {
 }
 
 // publish makes messages available to workers after their transaction was committed. The parameter msgs has the messages without a delay,
-// in the order of their ids. The messages with a delay stay in the file: delayed is their number, and due is when the first of them is
-// due, in milliseconds since 1970.
+// in the order of their ids. The messages with a delay stay in the file. The parameter delayed is how many they are, and due is the
+// earliest time when one of them is due, in milliseconds since 1970.
 func (mq *memoryQueue) publish(msgs []*message, delayed int, due int64) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -194,8 +194,9 @@ const (
 	// placeBackOff means that the message of a standard queue failed and waits until its back-off ends. It stays in memory, but does not
 	// count against the window's limits, so that failing messages do not keep others out of memory.
 	placeBackOff
-	// placeAccepted means that a handler accepted the message, or that the queue dropped it because its sender got an error. The message
-	// has left the queue, as in placeDead, but its row may not be deleted yet.
+	// placeAccepted means that a handler accepted the message, or that the queue dropped it because its sender got an error. placeDead
+	// means that the message becomes a dead letter. In both places the message has left the queue, but its row in the file may not be
+	// deleted yet.
 	placeAccepted
 	placeDead
 	places
@@ -219,8 +220,8 @@ const (
 	rowFailed
 )
 
-// backoff is an entry in the heap of back-offs, which ends at the time until. On a standard queue, it delays the failed message msg. On a
-// FIFO queue, it delays a group, and count is how many messages at the front of the group are blocked.
+// backoff is an entry in the heap of back-offs. It says until when a failed message or group waits. On a standard queue, the message msg
+// waits. On a FIFO queue, the group waits, and count is how many failed messages are at its front.
 type backoff struct {
 	until time.Time
 	msg   *message

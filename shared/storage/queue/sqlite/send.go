@@ -49,8 +49,8 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 	return nil
 }
 
-// send writes messages in one transaction. If a [Queues.Forward] is still writing a message with the same deduplication id, send waits for
-// it and tries again, because only then is it known whether the queue has accepted that id.
+// send writes messages in one transaction. If a call of [Queues.Forward] is still writing a message with the same deduplication id, send
+// waits for the end of that call and then tries again. It has to wait because the call may still fail.
 func (mq *memoryQueue) send(ctx context.Context, msgs []queue.Outgoing) error {
 	for {
 		s := &sending{queue: mq, msgs: msgs}
@@ -75,8 +75,8 @@ type sending struct {
 	due     int64 // when the first of the delayed messages is due
 	at      time.Time
 	fresh   []digest // deduplication ids that the queue has not accepted before
-	// repeated is the job that is still forwarding a message with the same deduplication id, or nil. If there is such a job, this one
-	// writes nothing.
+	// repeated is the job that is still forwarding a message with the same deduplication id, or nil. While there is such a job, Apply
+	// writes no messages.
 	repeated *forwarding
 }
 
@@ -141,7 +141,7 @@ const (
 	// dedupStep limits how many rows with old deduplication ids one job deletes, so that other writes do not wait long for the job.
 	dedupStep = 1000
 	// dedupStepBack is how far the clock may be set back before [dedup.rewind] corrects the times of all deduplication ids. After a
-	// smaller step, the queue remembers ids for that much longer.
+	// smaller step, the queue remembers ids up to a minute too long.
 	dedupStepBack = time.Minute
 )
 
@@ -208,8 +208,8 @@ func (d *dedup) setUp(tx *engine.Tx) error {
 }
 
 // claim returns the messages of s whose deduplication ids are new. It marks these ids as pending, so that later messages with the same
-// ids in this transaction are dropped too. If a message with one of the ids is still being forwarded, claim returns only the job that
-// forwards it.
+// ids in this transaction are dropped too. If another job is still forwarding a message with one of the ids, claim returns that job as
+// repeated and no messages.
 func (d *dedup) claim(tx *engine.Tx, s *sending) (fresh []queue.Outgoing, repeated *forwarding) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -349,8 +349,9 @@ func (d *dedup) remember(ids []digest, at time.Time) {
 
 // forgetting is an [engine.Job] that deletes up to [dedupStep] rows with deduplication ids that are older than [dedupWindow].
 //
-// It also deletes rows that are more than [dedupStepBack] in the future, because the clock was set back after they were written. The id
-// of a row is its time and must be greater than all earlier ids. So without the deletion, every new row would be in the future too.
+// It also deletes rows that are more than [dedupStepBack] in the future, which were written before the clock was set back. The id of a
+// row is its time, and a new row needs a greater id than all existing rows. So without the deletion, every new row would be in the future
+// too.
 type forgetting struct {
 	d    *dedup
 	last int64 // the largest id of a row that may stay
@@ -401,7 +402,7 @@ const forwardEventWithin = time.Millisecond
 //	    └─▶ job: a row for each message that is not accepted yet
 //
 // On a FIFO queue, the sender waits for the job, which also writes the deduplication ids. The job is submitted before a worker can take
-// the messages. So the handler's writes are committed with the job or later, and the handler learns their outcome after
+// the messages. So the handler's own writes are committed with the job or later, and the handler learns whether they succeeded after
 // [forwarding.Done].
 type forwarding struct {
 	queue *memoryQueue
@@ -420,7 +421,7 @@ var _ queue.Forwarder = (*Queues)(nil)
 //   - A message has a delay.
 //   - Memory has no room for the messages, or earlier messages are still only in the file.
 //   - The queue is a FIFO queue, and the messages would have to wait for a worker or for their group.
-//   - The queue is a FIFO queue, and a message may be a repetition.
+//   - The queue is a FIFO queue, and it may already have accepted a message with the same deduplication id.
 func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
 	mq, err := q.findQueue(name)
 	if err != nil {

@@ -1,8 +1,8 @@
 // Package sqlite keeps the queues of the stand-alone server in the store's SQLite file, and calls their handlers in the same process.
 //
-// A message has a row in the file from before Send returns until the first commit after its handler has accepted it. Sends share their
-// commits with all other writes of the file (see package engine). Delivering a message needs no SQL, because each queue has a [window] of
-// messages in memory. Every message is in one [place]:
+// Send writes each message to a row of the file before it returns. After the message's handler has accepted it, the next commit deletes
+// the row. Sends share their commits with all other writes of the file (see package engine). Delivering a message needs no SQL, because
+// each queue has a [window] of messages in memory. Every message is in one [place]:
 //
 //	Send ─▶ file or delayed ─▶ ready ─▶ in flight ─┬─▶ accepted: the next commit deletes its row
 //	                             ▲                 ├─▶ dead: the next commit moves it to the dead letters

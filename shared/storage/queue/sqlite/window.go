@@ -15,8 +15,8 @@ const (
 	// spillShare limits the ready messages of one group to an eighth (1/spillShare) of the free room in memory, so that they do not
 	// keep other groups out; see [window.groupLimit].
 	spillShare = 8
-	// spillIDs limits the range of ids in which one read searches for rows of a spilled group, which is a group with rows left in the
-	// file. Most rows in the range may belong to other groups.
+	// spillIDs limits how many ids one read scans for the rows of a spilled group, which is a group with rows left in the file. Most of
+	// the scanned rows may belong to other groups, so the read could otherwise take long.
 	spillIDs = 20_000
 )
 
@@ -26,11 +26,12 @@ const (
 // [window.nextFetch] says when to read them. Three kinds of rows need more than these two ids:
 //
 //   - Delayed rows are not in the window. They become ordinary rows when they are due.
-//   - Forwarded messages, and delayed messages that became due, may be in memory although their ids are greater than loaded. These rows
-//     are called early. When a later read reaches them, it skips them.
-//   - A group with many messages must not fill the memory, because all other groups would then wait for it. So a group may use an eighth
-//     of the free room in one half of the memory. With n such groups, n/(n+8) of this half is full, so there is always room for another
-//     group. The remaining rows of a large group are spilled: they stay in the file until few messages of the group are left in memory.
+//   - Forwarded messages, and delayed messages that became due, may be in memory although their ids are greater than loaded. The map
+//     early has their ids, so that a later read skips their rows.
+//   - A group with many messages must not fill the memory, because all other groups would then wait for it. So each group may use an
+//     eighth of the room that is free in one half of the memory. This half never becomes full: n such groups fill n/(n+8) of it, for
+//     example 8 groups fill half of it. The remaining rows of a large group are spilled: they stay in the file until few messages of the
+//     group are left in memory.
 type window struct {
 	maxMessages, maxBytes int
 
@@ -51,8 +52,8 @@ type spill struct {
 	// except the rows in early.
 	from  int64
 	early map[int64]bool
-	// late has the ids of rows before from that stayed in the file. Their messages were delayed, and became due after the rows around
-	// them had been read.
+	// late has the ids of the group's rows that stayed in the file although their ids are less than the field from. Their messages were
+	// delayed, and became due after the rows around them had been read.
 	late []int64
 }
 
@@ -90,7 +91,7 @@ func (w *window) dropBody(m *message) {
 	}
 }
 
-// fits reports whether memory has room for this many more messages, whose bodies have this many bytes in total.
+// fits reports whether memory has room for the given number of additional messages with the given total size of their bodies.
 func (w *window) fits(messages, bytes int) bool {
 	return messages <= w.free() && w.bytes+bytes <= w.maxBytes
 }
@@ -179,8 +180,8 @@ func (w *window) mustSpill(group string) bool {
 	return g.ready.len() >= messages || g.bytes >= bytes
 }
 
-// spill leaves a message in the file because its group has many messages in memory. If it is the group's first such message, later reads
-// of the group begin with the id from.
+// spill leaves a message in the file because its group has many messages in memory. The parameter from matters only for the first message
+// that the group leaves in the file: it is the id at which later reads of the group begin.
 func (w *window) spill(m *message, from int64) {
 	sp := w.spills[m.group]
 	if sp == nil {
@@ -498,8 +499,8 @@ func (r *ready) dequeue() {
 // available reports whether messages may be ready for [ready.take].
 func (r *ready) available() bool { return r.ring.len() > 0 }
 
-// next returns the group whose turn it is, or nil. The parameter capacity is how many messages the handlers can have in total. An owner
-// gets at most three quarters of the capacity that the other owners leave free, so that an owner with slow messages does not take all of
+// next returns the group whose turn it is, or nil. The parameter capacity is how many messages the handlers can have in total. Of the
+// capacity that other owners do not use, one owner gets at most three quarters, so that an owner with slow messages does not take all of
 // it.
 func (r *ready) next(capacity int) *group {
 	for range r.ring.len() {
@@ -587,7 +588,8 @@ func (r *ready) handle(g *group) *message {
 	return m
 }
 
-// release records that a handler is done with a message. If other groups had to wait for this because of a limit, they get turns again.
+// release records that a handler is done with a message. If groups had to wait because their limit was reached, release gives them turns
+// again.
 func (r *ready) release(m *message) {
 	g := r.groups[m.group]
 	g.limit.handled -= m.handled

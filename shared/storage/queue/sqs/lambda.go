@@ -190,7 +190,7 @@ const (
 )
 
 // Drain calls h with the messages of the queue at a URL until the queue is empty. It deletes the messages that h accepts and returns
-// their number. The parameter from is the message's From if SQS does not report from which queue it moved the message.
+// their number. The parameter from is the value for [queue.Message.From] if SQS does not report from which queue it moved a message.
 //
 // Drain continues after a failed message. But it stops after a batch in which every message failed, because h may depend on something
 // that is down. Drain uses short polls, which may miss a message until the next call.

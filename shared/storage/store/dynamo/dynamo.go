@@ -289,7 +289,8 @@ func (db *DB) expired(item *store.Item) bool {
 	return !item.Expires.IsZero() && db.now().Unix() >= item.Expires.Unix()
 }
 
-// The number and the lengths of the pauses before retries that the SDK does not make.
+// Limits of the pauses before our own retries. They are for failures after which the SDK does not retry, for example when DynamoDB leaves
+// a part of a batch unprocessed.
 const (
 	maxPauses  = 10
 	firstPause = 10 * time.Millisecond

@@ -44,7 +44,8 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 	if op.Kind == store.OpCheck || op.Kind == store.OpAdd && lowersCount(op) {
 		return db.transact(ctx, []store.Op{op})
 	}
-	// All tries share the mark and the record of lost responses, because DynamoDB may have applied any of the tries.
+	// All tries use the same random mark (see the package comment) and the same record of lost responses, because any of them may have
+	// taken effect.
 	mark, tries := sync.OnceValue(newMark), &attempts{}
 	try := func() error {
 		switch op.Kind {

@@ -220,7 +220,7 @@ func get(c *engine.Conn, key store.Key, now int64) (*store.Item, error) {
 	return item, nil
 }
 
-// scan reads the columns ver, exp, counts and val of a row into an item. The parameter column is the number of the first of them. scan
+// scan reads the columns ver, exp, counts and val of a row into an item. The parameter column is the number of the column ver. scan
 // returns false if the item has expired.
 func scan(s *engine.Stmt, column int, now int64, item *store.Item) bool {
 	if exp := s.ColumnInt(column + 1); exp != 0 {
@@ -428,7 +428,7 @@ func (m *memo) get(counter *commits, keys []store.Key, now time.Time) ([]*store.
 	return items, true
 }
 
-// keepItems caches items. The parameter at is the value of their counter of commits before they were read.
+// keepItems caches items. The parameter at is the value that their counter of commits had before the items were read.
 func (m *memo) keepItems(at uint64, keys []store.Key, items []*store.Item) {
 	for i, key := range keys {
 		if items[i] != nil && len(items[i].Value) > maxKeptItem {

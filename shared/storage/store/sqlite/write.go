@@ -63,10 +63,10 @@ func (db *DB) writeAll(ctx context.Context, ops []store.Op, wait bool) error {
 	return nil
 }
 
-// Unhurried returns the store for writes for which no caller waits; see [store.Unhurried].
+// Unhurried returns the store for writes that may be committed later; see [store.Unhurried].
 func (db *DB) Unhurried() store.DB { return unhurried{db} }
 
-// unhurried is the store for writes for which no caller waits.
+// unhurried is the store that [DB.Unhurried] returns. Its writes return before they are committed.
 type unhurried struct{ *DB }
 
 func (u unhurried) Write(ctx context.Context, ops ...store.Op) error {
@@ -89,7 +89,7 @@ func (db *DB) submit(ctx context.Context, ops []store.Op, wait bool) error {
 	w.db, w.ops, w.tables = db, ops, tablesOf(ops)
 	err := db.engine.Do(ctx, w)
 	if err != nil && !errors.Is(err, store.ErrConflict) {
-		// If the context of the caller ended, the writer may still use w, so w must not be reused.
+		// If the caller's context ended, the writer may still use the job w. So w must not go back to the pool.
 		return fault.Wrap(engine.Kind(err), err, "write %d items, the first to %s", len(ops), ops[0].Item.Table)
 	}
 	*w = write{}
@@ -348,8 +348,8 @@ type stamps struct {
 	end atomic.Int64 // the last committed stamp
 }
 
-// stampStep is how far the stored limit of stamps is ahead of the last stamp, in microseconds. A stamp is the time of a commit, used as a
-// sort key. The limit is stored so that no stamp repeats after a restart. Most commits need not write it, because it is ahead.
+// stampStep is how far ahead of the last stamp the stored limit is set, in microseconds. A stamp is the time of a commit, used as a sort
+// key. The limit makes sure that no stamp repeats after a restart. Because it is set ahead, most commits need not write a new limit.
 const stampStep = 100_000
 
 func (s *stamps) load(tx *engine.Tx) error {

@@ -352,8 +352,8 @@ var conditionCases = []testCase{
 	}},
 }
 
-// condition applies the operation op to an item that setUp has written, once alone and once in a transaction. The parameter holds says
-// whether op must succeed or fail with [store.ErrConflict].
+// condition applies the operation op to an item that setUp has written. It does so twice: in a write with only this operation, and in a
+// write with a second operation. The parameter holds says whether op must succeed or fail with [store.ErrConflict].
 func (b *bench) condition(what string, holds bool, setUp func(store.Key) []store.Op, op func(store.Key) store.Op) {
 	b.Helper()
 	for _, with := range []string{"alone", "in a transaction"} {

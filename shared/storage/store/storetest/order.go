@@ -18,7 +18,7 @@ import (
 
 const deadline = 30 * time.Second
 
-// stamped returns a put at [store.AtCommit] with the given span, which is also its value.
+// stamped returns a put at [store.AtCommit] with the given span. The item's value is the span as text.
 func stamped(b *bench, partition string, span int) store.Op {
 	op := put(b.key(store.Log, partition, store.AtCommit), fmt.Sprint(span))
 	op.Span = span

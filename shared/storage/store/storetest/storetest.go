@@ -20,8 +20,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
-// Run tests the stores that open returns. It calls open once for each case. The function open may return the same store every time, and
-// closes it with t.Cleanup.
+// Run tests the stores that the function open returns. It calls open once for each case. The function open may return the same store
+// every time, and closes it with t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) store.DB) {
 	for _, group := range []struct {
 		name  string

@@ -98,8 +98,8 @@ func (c *Conn) inTransaction() bool { return !c.db.AutocommitEnabled() }
 
 // checkpoint copies pages from the write-ahead log into the file. The parameter mode is PASSIVE, RESTART or TRUNCATE.
 //
-// The result frames is the number of pages in the log, and moved is how many of them are copied so far. Both are 0 while another
-// connection runs a checkpoint.
+// The result frames is the number of pages in the log. The result moved is the number of log pages that are copied so far. Both are 0
+// while another connection runs a checkpoint.
 func (c *Conn) checkpoint(mode string) (frames, moved int, err error) {
 	s := c.Stmt("PRAGMA wal_checkpoint(" + mode + ")")
 	defer s.Reset()
@@ -319,8 +319,8 @@ func create(path string) error {
 	return f.Close()
 }
 
-// acquire locks a database with a second database file at path, in which it keeps a transaction open. The operating system ends the
-// transaction with the process.
+// acquire locks a database. The parameter path is a second database file, which serves only as the lock: acquire opens an exclusive
+// transaction in it. When the process ends, the operating system ends this transaction and so releases the lock.
 func acquire(path string) (*Conn, error) {
 	c, err := openConn(path, "busy_timeout=0", "locking_mode=EXCLUSIVE")
 	if err != nil {
@@ -366,8 +366,9 @@ func (e *Engine) closeConns() {
 	}
 }
 
-// Copy writes a snapshot of the database at path, without its free pages, to the new or empty file at to. A server that has the database
-// open continues to write. Before it copies, Copy calls begun with the largest size that the copy can have.
+// Copy writes a snapshot of a database, without its free pages, to a file. The parameter path is the database, and the parameter to is
+// the new or empty file. A server that has the database open continues to write. Before Copy begins, it calls the function begun with the
+// largest size that the copy can have.
 func Copy(ctx context.Context, path, to string, begun func(size int64)) error {
 	db, err := sqlite.OpenConn(path, sqlite.OpenReadWrite) // writable to recover the log of a server that was killed
 	if err != nil {

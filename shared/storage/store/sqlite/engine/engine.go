@@ -245,7 +245,7 @@ func isBusy(err error) bool {
 // errClosed is the error for work that arrives after [Engine.Close].
 var errClosed = fault.New(fault.Unavailable, "the database is closed")
 
-// transient has the primary result codes of errors after which the same call may succeed later.
+// transient has the primary result codes of temporary errors. After such an error, the same call may succeed later.
 var transient = map[sqlite.ResultCode]bool{
 	sqlite.ResultBusy: true, sqlite.ResultLocked: true, sqlite.ResultFull: true,
 	sqlite.ResultIOErr: true, sqlite.ResultNoMem: true, sqlite.ResultInterrupt: true,

@@ -212,8 +212,8 @@ func blames(err error) (is, damaged bool) {
 	return damaged || transient[primary] && primary != sqlite.ResultInterrupt, damaged
 }
 
-// note records the outcome of a write or a checkpoint. The parameter to points to h.write or h.checkpoint. note logs when failures begin
-// and end, and ignores errors that are not about the file.
+// note records the outcome of a write or a checkpoint in h.write or h.checkpoint. The parameter to points to that field. note logs when
+// failures begin and end, and ignores errors that are not about the file.
 func (h *health) note(to *error, err error) {
 	is, damaged := blames(err)
 	if err != nil && !is {

@@ -27,8 +27,8 @@ type Tx struct {
 	*Conn
 	// Now is the time of the transaction, which jobs use as the time of the commit.
 	Now time.Time
-	// Attempt is a number that is different in each transaction. A job whose transaction was rolled back is applied again in another one,
-	// and can tell by the new number.
+	// Attempt is a number that is different in each transaction. If a transaction is rolled back, its jobs are applied again in another
+	// transaction, and can recognize this by the new number.
 	Attempt int64
 }
 
@@ -41,8 +41,8 @@ const (
 	// fullBatch is the number of rows at which the jobs of [Engine.Batch] are committed. Larger batches would save little, and events
 	// would wait longer for the commit.
 	fullBatch = 32
-	// spacing is the shortest time between two commits while many jobs arrive, so that more jobs share a commit. A commit does not wait
-	// if it has as many jobs as the constant enough says.
+	// spacing is the shortest time between two commits while many jobs arrive, so that more jobs share a commit. The constant enough is
+	// the number of jobs with which a commit no longer waits.
 	spacing = 2 * time.Millisecond
 	enough  = 16
 	// crowded is how many jobs must arrive during a commit, on average, before commits wait for [spacing]. If events arrive one after the
@@ -50,7 +50,8 @@ const (
 	crowded = 1
 )
 
-// The states of an entry. Either the writer takes the entry, or its caller abandons it because the caller's context ended.
+// The states of an entry, which is a job that was submitted to the writer. Either the writer takes the entry, or its caller abandons it
+// because the caller's context ended.
 const (
 	waiting int32 = iota
 	taken
@@ -151,8 +152,8 @@ type batch struct {
 // Batch submits a job whose outcome no caller waits for. It holds the job back to commit it together with other jobs of Batch, until one
 // of these cases:
 //
-//   - The weights of the jobs add up to [fullBatch]. The weight of a job is the number of rows that it writes.
-//   - The writer takes a job that one of them must precede.
+//   - The weights of the held jobs add up to [fullBatch]. The weight of a job is the number of rows that it writes.
+//   - The writer takes a job, and a held job must be applied before it; see [BatchJob.Before].
 //   - About fifty milliseconds have passed.
 func (e *Engine) Batch(job BatchJob, weight int) error {
 	e.lazyMu.Lock()
