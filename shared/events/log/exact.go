@@ -22,8 +22,9 @@ import (
 type exact struct{ log *Log }
 
 // append writes each segment (the events of one log item) and its copies for the matching parents and wildcards in one transaction. A
-// transaction has room for the segment, an index item and 98 copies, and append ignores further patterns. There are at most 98 if the URI
-// has up to 36 parts between slashes: 35 parents, and 2^6-1 = 63 wildcards, because a URI has at most six variables.
+// transaction has room for the segment, an index item and 98 copies. append ignores further patterns, which only a URI with more than 36
+// parts between slashes can have. A URI with 36 parts has 35 parents, and up to 2^6-1 = 63 wildcards, because it has at most six
+// variables.
 func (x exact) append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	end, err := x.log.readEnd(ctx, OwnPartition(workspace, uri), uri, events)
 	if err != nil {
@@ -74,8 +75,8 @@ func (x exact) appendUnordered(ctx context.Context, workspace, uri string, event
 // putSegment writes a segment and its copies in one commit. It returns 0 instead of the segment's key, because the store chooses the key
 // at the commit.
 //
-// After the clock was set back, a new key is ahead of the clock, because the store's keys never go back. The segment then expires later
-// by this difference. Otherwise it would expire too early once the clock is corrected. The difference is limited to one retention,
+// The store's keys never go back, so after the clock was set back, a new key is ahead of the clock. The segment then expires later by
+// this difference, because otherwise it would expire too early once the clock is corrected. The difference is limited to one retention,
 // because the keys may be far ahead, for example if the clock was once a year ahead.
 func (x exact) putSegment(ctx context.Context, p Partition, s segment, _ int64, copies ...Partition) (int64, error) {
 	item, life, err := x.log.newItem(p, s)
@@ -156,7 +157,8 @@ func (x exact) visitID(ctx context.Context, workspace, id, uri string, since int
 	return nil
 }
 
-// has reports whether the log has an event. It reads nothing if the log has no entry since the event was published.
+// has reports whether the log has an event. If the log has no entry since the event was published, has returns false without reading the
+// store.
 func (x exact) has(ctx context.Context, e *event.Event) (found bool, err error) {
 	since := e.Published.Add(-2 * MaxSkew).UnixMicro()
 	if since > x.log.DB.End() {
@@ -286,8 +288,8 @@ func (l *Log) AppendPatterns(ctx context.Context, done Appended, events []event.
 
 const maxPatterns = 8 // patterns that putPatterns writes concurrently
 
-// putPatterns appends the events of the parameter part to shard number i of each pattern. The parameter stamps has the events' keys in
-// the own partition of their URI, by event id. It is empty for an unordered event type.
+// putPatterns appends events to shard number i of each pattern. The parameter part has the events that belong to this shard. The
+// parameter stamps has each event's key in the own partition of its URI, by event id. It is empty for an unordered event type.
 func (l *Log) putPatterns(ctx context.Context, i int, part []event.Event, stamps map[string]int64, keys []string) error {
 	write, ctx := errgroup.WithContext(ctx)
 	write.SetLimit(maxPatterns)

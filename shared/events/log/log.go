@@ -109,8 +109,8 @@ type Log struct {
 
 	// Slow counts the appends that took longer than [SlowAppend] and were repeated.
 	Slow atomic.Int64
-	// Skewed counts times, in the log keys and queue messages of other processes, that are more than twice [MaxSkew] ahead of this
-	// process's clock.
+	// Skewed counts how often another process's clock seemed to be too far ahead. This means that a time in its log keys or queue
+	// messages was more than twice [MaxSkew] later than this process's clock.
 	Skewed atomic.Int64
 	// Late counts the entries that were committed later than [SlowAppend] and [MaxSkew] allow. Readers got them only thanks to the safety
 	// margin in [Window].
@@ -131,7 +131,7 @@ func (l *Log) logger() *slog.Logger { return cmp.Or(l.Logger, slog.Default()) }
 // Time returns the current time of the clock from which this process takes the keys of entries.
 func (l *Log) Time() time.Time { return periodic.Clock(l.Now)() }
 
-// Oldest returns the key from which on the log is guaranteed to have all entries. Older entries may have expired.
+// Oldest returns the position after which the log is guaranteed to have all entries. Older entries may have expired.
 func (l *Log) Oldest() int64 { return l.Time().Add(-l.MinRetention()).UnixMicro() }
 
 // KeptUntil returns the time until which the log is guaranteed to keep an entry that is written now.
@@ -140,11 +140,12 @@ func (l *Log) KeptUntil() time.Time { return l.Time().Add(l.MinRetention()) }
 // MinRetention returns how long the log is guaranteed to keep entries.
 func (l *Log) MinRetention() time.Duration { return cmp.Or(l.Retention, 24*time.Hour) }
 
-// StartPosition returns the position after which a reader starts to read a partition, if its cursor c has the position at in this
-// partition. The parameter floor is the earliest position allowed, because older entries have expired or the reader does not want them.
+// StartPosition returns the position after which a reader with the cursor c starts to read a partition. The parameter at is the cursor's
+// position in this partition. The parameter floor is the earliest position allowed, because older entries have expired or the reader does
+// not want them.
 //
-// The result truncated reports whether the reader may miss events, because at is before floor. It is false if the cursor was given to the
-// client after floor, because no events were written between at and that time ([Cursor.Given]).
+// The result truncated reports whether the reader may miss events, because at is before floor. It is false if c.Given is not before
+// floor, because no events were written between at and the time c.Given ([Cursor.Given]).
 func (l *Log) StartPosition(c Cursor, at, floor int64) (start int64, truncated bool) {
 	if max(at, c.Given) >= floor {
 		return at, false
@@ -199,11 +200,11 @@ func (l *Log) LookBack(p Partition) time.Duration {
 	return Window
 }
 
-// GivenAt returns the [Cursor.Given] of a cursor whose position was the end of the log at the given time (in microseconds since 1970). If
-// the store chooses the keys, this is the same time. The end of the log then stays where it is while no events are published, so without
-// Given, the cursor would seem to become too old.
+// GivenAt returns the [Cursor.Given] of a cursor whose position was the end of the log at the given time (in microseconds since 1970).
 //
-// If writers choose the keys, the end of the log moves with the clock, so Given is not needed and GivenAt returns 0.
+// If the store chooses the keys, the result is the given time. The end of the log then does not move while no events are published, so
+// without Given, the cursor would seem to become too old. If writers choose the keys, the end of the log moves with the clock. So Given
+// is not needed, and the result is 0.
 func (l *Log) GivenAt(at int64) int64 {
 	if l.TotalOrder() {
 		return at
@@ -244,9 +245,9 @@ func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events
 	return l.appender().appendUnordered(ctx, workspace, uri, events, patterns)
 }
 
-// AppendNew appends events like [Log.Append], if the caller knows that the log does not have them yet and that [Log.TotalOrder] is true.
-// So it need not read the end of the URI's partition, unless this process has never appended to it. The events may be of an unordered
-// type.
+// AppendNew appends events like [Log.Append]. The caller must know that the log does not have the events yet and that [Log.TotalOrder] is
+// true. So AppendNew reads the end of the URI's partition only before this process's first append to it. The events may be of an
+// unordered type.
 func (l *Log) AppendNew(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	last, known := l.appended.Get(OwnPartition(workspace, uri).name)
 	if !known {
@@ -290,8 +291,8 @@ func (l *Log) appender() appender {
 	return stamped{l}
 }
 
-// CheckClock increments [Log.Skewed] if this process's clock is more than twice [MaxSkew] slow. The parameter past is a time that the
-// clock of another process has already reached.
+// CheckClock increments [Log.Skewed] if this process's clock is more than twice [MaxSkew] behind another process's clock. The parameter
+// past is a time that the other clock has already reached.
 func (l *Log) CheckClock(past time.Time) {
 	if past.Sub(l.Time()) > 2*MaxSkew {
 		l.Skewed.Add(1)
@@ -364,14 +365,14 @@ func parseKey(sort string) (int64, error) {
 // While the record exists, each matching event is also written to the pattern's own partitions; see [PatternPartitions]. Patterns without
 // readers do not cost these additional writes.
 type Interest struct {
-	// Since is the position from which on fanout writes events to the pattern's own partitions. These partitions lack earlier events of
-	// the pattern.
+	// Since is the position at which fanout began to write events to the pattern's own partitions. These partitions lack earlier events
+	// of the pattern.
 	Since int64
 	// Until is when fanout stops writing to the pattern's own partitions, unless the record is renewed.
 	Until time.Time
 }
 
-// FirstPosition returns the earliest position of a cursor with which a reader misses no events of the pattern. It is before Since,
+// FirstPosition returns the earliest position from which a reader can resume without missing events of the pattern. It is before Since,
 // because a cursor's position may be up to [Window] before the time at which the client got the cursor, and because clocks differ.
 func (in Interest) FirstPosition() int64 { return in.Since - (Window + 2*MaxSkew).Microseconds() }
 
@@ -383,7 +384,7 @@ func InterestKey(workspace, key string) store.Key {
 const untilCount = "until"
 
 // RecordInterest makes fanout write to the partitions of the pattern with the given key until the given time, and for at least one
-// retention from now. It returns the interest, whose Since says from which position on fanout writes there.
+// retention from now. The field Since of the result is the position at which fanout began to write to these partitions.
 //
 // The caller must first record that the pattern's shape is in use (see Shape in package match), because fanout looks for interests only
 // in patterns with such shapes.

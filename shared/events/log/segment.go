@@ -23,9 +23,9 @@ type segment struct {
 	V       int              `json:"v"`
 	Events  []event.Event    `json:"e,omitempty"`
 	Notices []noticeEnvelope `json:"n,omitempty"`
-	// Before has the ids of the same batch's events in earlier segments, and BeforeAt has their publication times in microseconds since
-	// 1970. So if the queue redelivers the batch, its last segment tells which events the log already has. Segments of earlier releases
-	// have no times.
+	// Before has the ids of the events that are in earlier segments of the same batch, and BeforeAt has their publication times in
+	// microseconds since 1970. So if the queue redelivers the batch, its last segment tells which events the log already has. Segments of
+	// earlier releases have no times.
 	Before   []string `json:"b,omitempty"`
 	BeforeAt []int64  `json:"bp,omitempty"`
 
@@ -213,7 +213,7 @@ func (l *Log) Erase(ctx context.Context, p Partition, dry bool, selected func(*e
 			if err = l.appender().replace(ctx, *item, found); !errors.Is(err, store.ErrConflict) {
 				return fault.Wrap(fault.Unavailable, err, "erase events")
 			}
-			// A concurrent erasure has changed the item, or the item has expired.
+			// A concurrent erasure has changed the item, or the item has expired. Read the item again, and stop if it no longer exists.
 			page, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Until: item.Sort, Reverse: true, Limit: 1})
 			if err != nil {
 				return fault.Wrap(fault.Unavailable, err, "read the log")
@@ -226,7 +226,8 @@ func (l *Log) Erase(ctx context.Context, p Partition, dry bool, selected func(*e
 	})
 }
 
-// erase replaces the selected events of the segment by gaps, and returns these events.
+// erase replaces the selected events of the segment by placeholders without a payload, and returns these events. Readers get an entry
+// with [Entry.Lost] for a placeholder.
 func (s *segment) erase(selected func(*event.Event) bool) (found []event.Event) {
 	for i := range s.Events {
 		if e := &s.Events[i]; !e.Gap && selected(e) {
@@ -434,7 +435,8 @@ func dayOf(uri string, stamp int64) int64 {
 	return (stamp + begins.Microseconds()) / day.Microseconds()
 }
 
-// newItem returns the item for a segment in the partition p, which still lacks its sort key, and how long the log keeps the item.
+// newItem returns the item that stores a segment in the partition p. The caller must still set the item's sort key and expiry. The result
+// life is how long the log keeps the item.
 func (l *Log) newItem(p Partition, s segment) (item store.Item, life time.Duration, err error) {
 	value, err := s.encode()
 	if life = l.MinRetention() + time.Hour; s.life > 0 {
@@ -496,9 +498,9 @@ func (l *Log) BeginBatch() (end func()) {
 	}
 }
 
-// AwaitBatches waits until the log has the events of all batches that [Log.BeginBatch] announced. Fanout may have looked for the
-// subscribers and readers of these batches already. So a new subscriber or reader calls AwaitBatches before it reads the log or asks for
-// the log's end.
+// AwaitBatches waits until the log has the events of all batches that [Log.BeginBatch] announced. Fanout may already have looked for the
+// subscribers and readers of such a batch, and thus may have missed a new one. So a new subscriber or reader calls AwaitBatches before it
+// reads the log or asks for the log's end.
 func (l *Log) AwaitBatches(ctx context.Context) error {
 	l.batches.mu.Lock()
 	var running []chan struct{}

@@ -187,8 +187,8 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 // PausedSince returns when the subscription was paused, or the zero time if it is not paused.
 func (s *Subscription) PausedSince() time.Time { return s.Paused.Time().UTC() }
 
-// Suspend stops the deliveries of a subscription, nearly all of which failed, until the client refreshes the subscription. The refresh
-// then replays the events that were published since the suspension.
+// Suspend stops the deliveries of a subscription because nearly all of its recent deliveries have failed. The deliveries resume when the
+// client refreshes the subscription. The refresh then replays the events that were published since the suspension.
 //
 // The parameter resumed is the [Subscription.Resumed] that the caller read before it decided to suspend the subscription. If deliveries
 // were resumed again since then, Suspend does nothing.
@@ -205,10 +205,10 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 		}
 		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
 		// If the clock was set back, the log may already have events with times after the current time. The replay begins at the log's
-		// end and leaves these events out, so dispatch, which delivers new events, must deliver them. Dispatch skips events that are
-		// later than the field Suspended, so Suspended must not be earlier than the log's end.
+		// end, so it leaves these events out, and dispatch must deliver them. But dispatch skips events that are later than the field
+		// Suspended. So Suspended must not be earlier than the log's end.
 		//
-		// Call GivenAt before Position, so that all events after the position are also later than given.
+		// Call GivenAt before Position, because all events after the position must also be later than given.
 		given := s.Log.GivenAt(s.Log.Time().UnixMicro())
 		end := s.Log.Position()
 		sub.Suspended = max(MicrosOf(s.Store.now()), Micros(end))
@@ -224,7 +224,7 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 }
 
 // Dispatch, which delivers events, compares a subscription's expiry with the clock. So an expired subscription receives no more
-// deliveries. [Sweeper.Sweep] later deletes its items and lowers the counters.
+// deliveries. Later, [Sweeper.Sweep] deletes the expired subscription and subtracts it from the stored numbers of subscriptions.
 //
 // Each subscription has an expiry entry, which is stored by the minute of the expiry. So Sweep finds the expired subscriptions without
 // reading all subscriptions. The entries of a minute are distributed over several partitions (shards).

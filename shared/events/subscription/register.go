@@ -120,9 +120,9 @@ func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRe
 	return &Registered{Subscription: sub, SecretType: sub.Target.Type, Secret: secret}, nil
 }
 
-// registerAgain returns the existing subscription for a repeated registration, with a new secret, because the client may have lost the
-// first response and the stored secret is encrypted. It also updates the subscription to the principal's current rights. It returns nil
-// if the idempotency key is new.
+// registerAgain handles a registration that a client repeats, for example because it has lost the first response. It returns the existing
+// subscription with the principal's current rights, and with a new secret, because a [Registrar] cannot decrypt the old secret. It
+// returns nil if the idempotency key is new.
 func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p auth.Principal, r RegisterRequest) (*Registered, error) {
 	it, err := store.One(ctx, g.Service.Store.DB, idempotencyKey(p, r.IdempotencyKey), "read the idempotency key")
 	if err != nil || it == nil {
@@ -291,13 +291,14 @@ type Registrar struct {
 	Sealer  *eventlog.Sealer
 	Targets Targets
 	Replay  Replayer
-	// Watermark finds the position to which a refresh advances the subscription's cursor. If Watermark is nil, the cursor never moves.
+	// Watermark finds the position up to which all deliveries to a subscriber are finished. A refresh moves the subscription's cursor to
+	// this position. If Watermark is nil, the cursor never moves.
 	Watermark Watermark
 	// Switches knows whether an operator had paused an earlier subscription with the same id, because then the new one is paused too.
 	// Switches may be nil.
 	Switches *switches.Set
-	// Demand records that a principal wants the events of a URI. If a backend publishes them, the relay then subscribes at the backend.
-	// Nil means that there are no backends.
+	// Demand records that a principal wants the events of a URI. If the URI belongs to a backend, the relay (shared/gateway/relay) then
+	// subscribes to the events there. Nil means that there are no backends.
 	Demand  func(ctx context.Context, workspace, principal, uri string) error
 	Options Options
 }
@@ -312,7 +313,7 @@ func (g *Registrar) verify(ctx context.Context, p auth.Principal, target, id str
 }
 
 // Grant records the rights that a principal had when it last made or refreshed a subscription: all its scopes, and the claims that the
-// event types' access rules named at that time. If a rule later names another claim, the client must subscribe again.
+// access rules of the event types checked at that time. If a changed rule checks another claim, the client must subscribe again.
 type Grant struct {
 	Scopes []string            `json:"s,omitempty"`
 	Claims map[string][]string `json:"c,omitempty"`
@@ -383,8 +384,8 @@ type Service struct {
 	Log     *eventlog.Log
 	// AllowAnonymous lets the anonymous principal use events/subscribe and events/unsubscribe. It is for development only.
 	AllowAnonymous bool
-	// PrincipalTopic and SubscriptionTopic return topics of the event log. The Service publishes notices of changed subscriptions on
-	// them, which open streams read. Nil means no notices.
+	// PrincipalTopic and SubscriptionTopic return the topics of a principal and of a subscription in the event log. When a subscription
+	// changes, the Service publishes notices for open streams under these topics. If the functions are nil, it publishes no notices.
 	PrincipalTopic    func(principal string) string
 	SubscriptionTopic func(id string) string
 }

@@ -21,8 +21,8 @@ import (
 //	t#  subscriptions of a workspace by the origin of their endpoints, for example "https://example.com"
 //	z#  subscriptions of a workspace by state, except active ones
 //
-// The z# entry is written in the same transaction as the subscription. The i# and t# entries are written before, together with the k#
-// entries (see subscribers.go). So a reader of an index skips an entry if its subscription does not exist or has another state.
+// The transaction that writes a subscription also writes its z# entry. The i# and t# entries are written before this transaction. So a
+// reader of an index skips an entry if its subscription does not exist or has another state.
 
 func indexKey(workspace, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "i#" + workspace, Sort: id}
@@ -189,8 +189,8 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 	}
 }
 
-// readPage returns the subscriptions to which a page of index entries refers. If records is true, the items are the subscriptions
-// themselves. The result has nil for a subscription that has ended.
+// readPage returns the subscriptions of a page of index entries, in the same order. If records is true, the parameter items has the
+// stored subscriptions themselves instead of index entries. The result has nil for a subscription that has ended.
 func (l *Lists) readPage(ctx context.Context, workspace string, items []store.Item, records bool) (subs []*Subscription, err error) {
 	found := make([]*store.Item, len(items))
 	keys := make([]store.Key, len(items))
@@ -214,12 +214,12 @@ func (l *Lists) readPage(ctx context.Context, workspace string, items []store.It
 	return subs, nil
 }
 
-// parentsAfter is the prefix of a page position of [Lists.SelectCovering] if the page begins among the subscriptions to parent URIs.
+// parentsAfter begins each page position of [Lists.SelectCovering] that is among the subscriptions to parent URIs.
 const parentsAfter = "~"
 
-// SelectCovering returns a page of the subscriptions that match an event with the given URI, whose event type is the parameter entry. The
-// list begins with the subscriptions to the event type, and then has the subscriptions to a parent of the URI. It has pages like
-// [Lists.Select].
+// SelectCovering returns a page of the subscriptions to the events with the given URI. The parameter entry is the name of their event
+// type. The list begins with the subscriptions to this event type, and then has the subscriptions to a parent of the URI. It has pages
+// like [Lists.Select].
 func (l *Lists) SelectCovering(ctx context.Context, workspace, entry, uri, after string, limit int) (subs []Selected, next string, err error) {
 	after, parents := strings.CutPrefix(after, parentsAfter)
 	if !parents {

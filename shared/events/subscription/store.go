@@ -50,11 +50,12 @@ func (s *Store) tally() tally.Counts {
 	return tally.Counts{DB: s.DB, LimitOf: s.QuotaOf, SumOf: s.SumOf, Now: s.now, Log: s.log()}
 }
 
-// insert writes a new subscription, or returns Exhausted if the principal or the workspace has reached its limit. The transaction raises
-// the principal's counter. insert also checks this counter before, so that a refused subscription gets no index entries.
+// insert writes a new subscription, or returns Exhausted if the principal or the workspace has reached its limit of subscriptions. It
+// first checks the principal's limit, so that a refused subscription gets no index entries. The transaction that writes the subscription
+// checks this limit again.
 //
-// The workspace's counter is not part of the transaction. insert raises it first, and lowers it again if the subscription was certainly
-// not written. If the process dies in between, [Sweeper.Recount] corrects the counter.
+// The workspace's number of subscriptions is not part of the transaction. insert raises the number first, and lowers it again if the
+// subscription was certainly not written. If the process dies in between, [Sweeper.Recount] corrects the number.
 func (s *Store) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) error {
 	if err := s.tally().Check(ctx, sub.Workspace, sub.Principal); err != nil {
 		return err
@@ -88,8 +89,8 @@ func (s *Store) write(ctx context.Context, cat *catalog.Catalog, sub *Subscripti
 		return true, nil
 	}
 	if kind := fault.KindOf(err); !errors.Is(err, store.ErrConflict) && (kind == fault.Unavailable || kind == fault.Internal) {
-		// The store may have written the subscription. Keep the counters raised, because fanout finds only subscriptions that are
-		// counted.
+		// The store may have written the subscription despite the error. So do not subtract it from the counters, because fanout finds
+		// only subscriptions that are counted.
 		s.log().WarnContext(ctx, "subscription counters uncertain", "error", err)
 		return false, fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
@@ -111,9 +112,9 @@ func (s *Store) update(ctx context.Context, sub *Subscription, extra ...store.Op
 	return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, ops...), "write the subscription")
 }
 
-// recordOps returns the operations that write the record and the items of its patterns, and increases s.Revision. The operations fail
-// with a conflict if another process has changed the record or, for a new subscription, if a record exists. Revisions begin at the
-// creation time, so that a later subscription with the same id has other revisions.
+// recordOps returns the operations that write the subscription's record and, for each of its patterns, an item with a [Subscriber]. It
+// also increases s.Revision. The operations fail with a conflict if another process has changed the record or, for a new subscription, if
+// a record exists. Revisions begin at the creation time, so that a later subscription with the same id has other revisions.
 func (s *Subscription) recordOps() []store.Op {
 	unchanged := store.Absent()
 	if s.Revision > 0 {
@@ -127,9 +128,9 @@ func (s *Subscription) recordOps() []store.Op {
 	return ops
 }
 
-// updatePatterns does the same as update, for a subscription whose patterns have changed. The parameter old has the previous patterns. To
-// keep every counter high enough, updatePatterns raises the counters of the new patterns before the write, and lowers the counters of the
-// old patterns after it.
+// updatePatterns does the same as update, for a subscription whose patterns have changed. The parameter old has the previous patterns.
+// updatePatterns adds the subscription to the new patterns' counts of subscribers before the write, and subtracts it from the old
+// patterns' counts after the write. So no count is too low in between.
 func (s *Store) updatePatterns(ctx context.Context, sub *Subscription, old []match.Pattern, extra ...store.Op) error {
 	if err := s.addToCounters(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return err
@@ -152,7 +153,7 @@ func (s *Store) updatePatterns(ctx context.Context, sub *Subscription, old []mat
 	return err
 }
 
-// lowerCounters lowers the counters of patterns by one, even if ctx was canceled because the client has disconnected.
+// lowerCounters subtracts one subscriber from the counters of each pattern, even if ctx was canceled because the client has disconnected.
 func (s *Store) lowerCounters(ctx context.Context, workspace string, patterns []match.Pattern) {
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
@@ -320,20 +321,20 @@ func (s *Store) resealOne(ctx context.Context, workspace, principal, id string, 
 	})
 }
 
-// Fanout finds the subscribers of an event without a scan, because two kinds of items tell it where to look. A shape is the set of
-// variables that a pattern leaves open (see [match.Shape]).
+// Fanout finds the subscribers of an event without a scan, because two kinds of items tell it which patterns are in use. A shape is the
+// set of variables that a pattern leaves open (see [match.Shape]).
 //
-//	shapes  one item per event type, and one for all parent URIs. For each shape, it has the number of
-//	        subscribed patterns (the count "w_SHAPE"), and the time until which a stream or poll
-//	        may read such patterns (the count "i_SHAPE")
+//	shapes  one item per event type, and one for all parent URIs. For each shape, it has two numbers:
+//	        "w_SHAPE" is how many patterns of the shape webhooks subscribe to, and "i_SHAPE" is the
+//	        time (in seconds since 1970) until which streams and polls may read such patterns
 //	header  one item per pattern, with the number of its subscribers
 //
-// [Store] raises the counts before it writes a subscription, and lowers them after it has removed the subscription. So after a crash a
-// count may be too high, which costs a look-up, but never too low, which would lose an event. A header expires shortly after its count
-// has reached zero, so that unused patterns leave no items.
+// [Store] raises the numbers of subscribers before it writes a subscription, and lowers them after it has removed the subscription. So
+// after a crash a number may be too high, which costs a look-up, but never too low, which would lose an event. A header expires shortly
+// after its number has reached zero, so that unused patterns leave no items.
 
-// ShapesKey returns the key of the item that counts the patterns in use by their shapes. There is one such item per scope, which is an
-// event type or all parent URIs (see [match.Shape.Scope]).
+// ShapesKey returns the key of the item that says which shapes of patterns are in use (see [InUse]). There is one such item per scope. A
+// scope is one event type, or stands for all parent URIs (see [match.Shape.Scope]).
 func ShapesKey(workspace, scope string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "shapes#" + workspace + "#" + scope, Sort: "-"}
 }
@@ -371,8 +372,8 @@ func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []ma
 }
 
 // addToCounters adds n to the counter of each pattern's shape (see [ShapesKey]), and to the number of subscribers in each pattern's
-// header item (see [HeaderKey]). It writes each counter separately. In transactions, subscriptions of a workspace would conflict, because
-// they share the counters of shapes.
+// header item (see [HeaderKey]). It does not use a transaction. Many subscriptions share the counters of shapes, so their transactions
+// would conflict.
 func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []match.Pattern, n int64) error {
 	shapes := map[match.Shape]int64{}
 	for _, p := range patterns {
@@ -400,8 +401,8 @@ func (s *Store) addToCounters(ctx context.Context, workspace string, patterns []
 		if n > 0 {
 			continue
 		}
-		// If the pattern has no subscribers left, let its header item expire. If another process has raised the count meanwhile, the
-		// limit of 0 makes this write fail with a conflict.
+		// If the pattern has no subscribers left, let its header item expire. If another process has added a subscriber meanwhile, the
+		// number exceeds the maximum of 0, and this write fails with a conflict.
 		empty := store.Add(op.Item.Key, map[string]int64{headerCount: 0}, map[string]int64{headerCount: 0})
 		empty.Item.Expires = s.now().Add(headerKept)
 		if err := s.DB.Write(ctx, empty); err != nil && !errors.Is(err, store.ErrConflict) {
@@ -452,15 +453,15 @@ var farFuture = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 // retention. From then on, fanout also writes matching events into the pattern's own partitions of the event log (see
 // [eventlog.Interest]). A concrete pattern, which is one URI, needs no such record, because each URI has its own partition.
 //
-// Fanout may already be storing a batch of events for which it found no interest, and which it does not write into the pattern's
-// partitions. So RecordInterest waits until the events are in the partitions of their own URIs. A client that reads the latest events
-// afterwards finds them there.
+// Fanout may be storing a batch of events at this moment. If it looked for interests before this one was recorded, it does not write the
+// batch into the pattern's partitions. So RecordInterest waits until the batch is in the partitions of the events' own URIs, where a
+// client that reads the latest events afterwards finds it.
 func RecordInterest(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	return recordInterestUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }
 
-// recordInterest does the same as [RecordInterest], for a webhook subscription of MCP Events. The record lasts until the subscription's
-// expiry plus the log's retention, because a client can resume from a cursor in a delivery or gap notice.
+// recordInterest does the same as [RecordInterest], for a webhook subscription of MCP Events. Each delivery and gap notice has a cursor
+// from which the client may resume later. So the record lasts for the log's retention after the subscription's expiry.
 func (s *Subscription) recordInterest(ctx context.Context, db store.DB, log *eventlog.Log, p match.Pattern) (eventlog.Interest, error) {
 	until := farFuture
 	if !s.Until.IsZero() {
@@ -473,8 +474,9 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	if p.Kind == match.Concrete {
 		return eventlog.Interest{}, nil
 	}
-	// The count "i_SHAPE" tells fanout until when to look for interests in patterns of this shape. So write it before the interest, and
-	// with a time that is not before the interest's end. It is an hour later than needed, so that most later calls need not write it.
+	// The number "i_SHAPE" is the time until which fanout looks for interests in patterns with the shape of p. So write it before the
+	// interest, and with a time that is not before the interest's end. It is an hour later than needed, so that most later calls need not
+	// write it.
 	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
 	if err := raiseInterest(ctx, db, shapes, name, until); err != nil {
 		return eventlog.Interest{}, err
@@ -483,13 +485,13 @@ func recordInterestUntil(ctx context.Context, db store.DB, log *eventlog.Log, wo
 	if err != nil {
 		return eventlog.Interest{}, err
 	}
-	// Fanout may still be storing a batch of events for which it looked for interests before this one was recorded. Wait for the batch
+	// Fanout may still be storing a batch of events, and may have looked for interests before this one was recorded. Wait for the batch
 	// even if the interest was stored already, because another reader may have recorded it only a moment ago.
 	return in, fault.Wrap(fault.Unavailable, log.AwaitBatches(ctx), "wait for the events that are being stored")
 }
 
-// raiseInterest raises the count with the given name to at least the time until. The parameter shapes is the key of the item with the
-// count.
+// raiseInterest sets the number with the given name to at least the time until, in seconds since 1970. The parameter shapes is the key of
+// the item with the number.
 func raiseInterest(ctx context.Context, db store.DB, shapes store.Key, name string, until time.Time) error {
 	raised := until.Add(time.Hour).Unix()
 	for {
@@ -504,7 +506,8 @@ func raiseInterest(ctx context.Context, db store.DB, shapes store.Key, name stri
 		if had > until.Unix() {
 			return nil
 		}
-		// If another caller has raised the count meanwhile, the limit makes this write fail. Otherwise, both additions would be applied.
+		// If another caller has raised the number meanwhile, the result would exceed the maximum, so this write fails. Without the
+		// maximum, both additions would be applied.
 		err = db.Write(ctx, store.Add(shapes, map[string]int64{name: raised - had}, map[string]int64{name: raised}))
 		if !errors.Is(err, store.ErrConflict) {
 			return fault.Wrap(fault.Unavailable, err, "record the interest in a shape")

@@ -154,8 +154,8 @@ func (g *Registrar) announce(ctx context.Context, want, have *Subscription, from
 		if err != nil {
 			return nil, err
 		}
-		// The delivery queue may still have tasks that send events to the old pattern's subscribers, which do not include this
-		// subscription any more. So tell the client that it may have missed events.
+		// The delivery queue may still have events for the subscribers of the old pattern, to which this subscription no longer belongs.
+		// So tell the client that it may have missed events.
 		moved := have != nil && !samePatterns(have.Patterns, want.Patterns)
 		out.Truncated = out.Truncated || more || moved
 	case have != nil:
@@ -258,11 +258,13 @@ func (g *Registrar) keepPause(ctx context.Context, sub *Subscription) error {
 }
 
 // refresh overwrites the stored subscription have with want. If the client sent another secret, the old secret stays valid for the
-// [rotationGrace]. The parameter live is false if have has expired. Otherwise, if have was active or the client sent no cursor, want
-// keeps have's cursor, advanced to the position up to which all deliveries are finished.
+// [rotationGrace].
+//
+// The parameter live is false if the stored subscription has expired. Otherwise, want keeps the stored cursor, advanced to the position
+// up to which all deliveries are finished. But if deliveries are suspended and the client sent a cursor, want keeps the client's cursor.
 //
 // If the event type's URI template has changed, refresh moves the subscription to the new pattern, and replays that pattern's events
-// since have's cursor.
+// since the stored cursor.
 func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live bool, r SubscribeRequest, expiry []store.Op) error {
 	want.Revision = have.Revision
 	same := hmac.Equal(have.Target.Fingerprint, want.Target.Fingerprint)
@@ -282,8 +284,8 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	if have.State == Suspended {
 		want.Resumed = SecondsOf(g.now())
 	}
-	// While deliveries run, the server knows which events it owes, and ignores the client's cursor. After a suspension or a move to
-	// another pattern, deliveries start at the client's cursor if it sent one.
+	// While deliveries run, the server knows which events the subscriber still needs, and ignores the client's cursor. After a suspension
+	// or a move to another pattern, deliveries start at the client's cursor if it sent one.
 	moved := !samePatterns(old, want.Patterns)
 	if live && (have.State != Suspended || r.Cursor == "") && !(moved && r.Cursor != "") {
 		want.Owed, want.OwedGiven = have.Owed, have.OwedGiven
@@ -304,7 +306,7 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	return g.Service.Store.update(ctx, want, expiry...)
 }
 
-// samePatterns reports whether the patterns a and b of two subscriptions have the same keys in the store and the same counters.
+// samePatterns reports whether the lists a and b have the same patterns, with the same keys and the same shapes.
 func samePatterns(a, b []match.Pattern) bool {
 	return slices.EqualFunc(a, b, func(a, b match.Pattern) bool { return a.Key == b.Key && a.Shape == b.Shape })
 }
@@ -337,7 +339,7 @@ func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bo
 // result truncated reports whether the client misses events because its cursor is too old.
 func (g *Registrar) findStart(ctx context.Context, workspace string, pattern match.Pattern, r SubscribeRequest) (from eventlog.Cursor, truncated bool, err error) {
 	if r.Cursor == "" {
-		// Call GivenAt before Position, so that all events after the position are also later than Given.
+		// Call GivenAt before Position, because all events after the position must also be later than from.Given.
 		from.Given = g.Service.Log.GivenAt(g.Service.Log.Time().UnixMicro())
 		from.At = g.Service.Log.Position()
 		if pattern.Kind == match.Concrete {

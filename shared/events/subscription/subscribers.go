@@ -53,9 +53,9 @@ func ReadSubscribers(ctx context.Context, db store.DB, workspace, patternKey str
 	return f, nil
 }
 
-// Wants reports whether the subscriber must receive an event that matches the pattern of this item. The subscription must not have
-// expired, its filters must accept the event's payload, and the event must not match a pattern in s.Skip, because it is delivered under
-// that pattern.
+// Wants reports whether the subscriber must receive an event that matches the pattern of this item. It returns false if the subscription
+// has expired, or if its filters do not accept the event's payload. It also returns false for an event that matches a pattern in s.Skip,
+// because the event is delivered under that pattern instead.
 func (s *Subscriber) Wants(p *match.Payload, now time.Time) bool {
 	if s.Until != 0 && !now.Before(s.Until.Time()) {
 		return false
@@ -102,7 +102,7 @@ const maxDecoded = 8 << 10
 //	k#  the subscriptions of a workspace, with their owners, by event type or for all parent URIs (see [match.ScopeOf])
 //	w#  the workspaces that have or had subscriptions
 //	a#  the catalog against which a workspace's subscriptions were last rechecked
-//	c#  the contracts, which are the parts of event types on which subscribers rely, by their hash
+//	c#  contracts, by their hash; a contract has the parts of an event type on which subscribers rely
 //
 // These items are written before the subscription, so that even after a crash no subscription lacks them. But after a crash, a k# item
 // may name a subscription that does not exist.
@@ -258,11 +258,12 @@ func (l *Lists) Workspaces(ctx context.Context) (names []string, err error) {
 // catalog against which the subscriptions were last rechecked. Initially this is the catalog at the time of the first subscription.
 type RecheckState struct {
 	V int `json:"v"`
-	// Settled and Terms are the fingerprint and [catalog.Catalog.HashTerms] of the last catalog whose recheck is complete.
+	// Settled is the fingerprint of the last catalog whose recheck is complete. Terms is the result of this catalog's
+	// [catalog.Catalog.HashTerms], by which a later recheck finds changed event types.
 	Settled string            `json:"f"`
 	Terms   map[string]string `json:"t"`
-	// Seen is the fingerprint of a newer catalog. It needs two rechecks, the first of which began at the time Since. After the second
-	// one, the fingerprint becomes Settled.
+	// Seen is the fingerprint of a newer catalog. It needs two rechecks, because other processes may still use the old catalog for some
+	// seconds. The first recheck began at the time Since. After the second one, the fingerprint becomes Settled.
 	Seen  string  `json:"n,omitempty"`
 	Since Seconds `json:"at,omitempty"`
 	// At is the position at which an incomplete recheck was interrupted.

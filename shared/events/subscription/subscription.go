@@ -213,8 +213,9 @@ func validID(id string) bool {
 	return strings.Trim(hexes, "0123456789abcdef") == ""
 }
 
-// Range selects subscribers of a pattern by their subscription ids without "sub_", which sort after From and before To. An empty To means
-// no upper end. The bounds are often prefixes: {"40", "80"} selects the ids that begin with the digits 40 to 7f.
+// Range selects subscribers of a pattern by their subscription ids. It compares the ids without their prefix "sub_", and selects the ids
+// that sort after From and before To. An empty To means no upper end. The bounds are often prefixes: {"40", "80"} selects the ids that
+// begin with the digits 40 to 7f.
 type Range struct {
 	From string `json:"from,omitempty"`
 	To   string `json:"to,omitempty"`
@@ -322,8 +323,8 @@ func (g *Registrar) safeCursor(ctx context.Context, sub *Subscription, had event
 		return c, nil
 	}
 	// All stored deliveries are finished, but later events may still wait in a queue to become deliveries. If the log has no event after
-	// the cursor, we assume that the queues have none of the subscription's events. Such an event would have waited for longer than the
-	// log keeps events.
+	// the cursor, we assume that no event of the subscription waits in a queue. Such an event would have waited for longer than the log
+	// keeps events.
 	quiet, err := g.hasNoEventAfter(ctx, sub, c)
 	if err != nil || !quiet {
 		return c, err

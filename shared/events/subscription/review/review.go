@@ -149,8 +149,9 @@ func (r Right) checkBelow(uri string) error {
 		if e.Access == nil {
 			return nil
 		}
-		// The parent URI may leave a variable open, so that the subscription matches events with all values of the variable. Ignore the
-		// access rule's claim for such a variable, because the principal may receive the events with some of the values.
+		// The parent URI may leave a variable open, so that the subscription matches events with all values of the variable. If the
+		// access rule compares the variable with a claim, ignore this claim, because the principal may receive the events with some of
+		// the values.
 		vars := e.BindParent(uri)
 		bound := catalog.Access{Scopes: e.Access.Scopes, Claims: maps.Clone(e.Access.Claims)}
 		maps.DeleteFunc(bound.Claims, func(name, _ string) bool { return vars[name] == "" })

@@ -23,7 +23,7 @@ import (
 // DefaultLimit is how many subscriptions a principal may have.
 const DefaultLimit = 1000
 
-// Member is the name of the counter in the item that [Key] names.
+// Member is the name of the counter in an item with a key from [Key].
 const Member = "n"
 
 // Key returns the key of a principal's count. With an empty principal, which no caller has, it is the key of the workspace's sum.
