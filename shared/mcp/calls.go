@@ -47,9 +47,9 @@ func (e *Endpoint) routeRead(c *method.Call) (route, bool, error) {
 	return route{api.Resources, uri, "uri"}, e.backends.Has(ctx, c.Client(), api.Resources, uri), nil
 }
 
-// routeComplete routes completion/complete, with which clients complete an argument of a prompt or of a URI template. Completions for
-// prompts go to a backend, because this server has no prompts of its own. Completions for a URI template go to this server if one of its
-// event types has the template, and otherwise to a backend that has the template.
+// routeComplete routes completion/complete, the method that suggests values for an argument of a prompt or of a URI template. Requests
+// for prompts go to a backend, because this server has no prompts of its own. Requests for a URI template go to this server if one of its
+// event types has the template, and otherwise to a backend with the template.
 func (e *Endpoint) routeComplete(c *method.Call) (route, bool, error) {
 	ref := c.Param("ref")
 	if name, ok := jsonrpc.String(jsonrpc.Member(ref, "name")); ok {
@@ -71,8 +71,8 @@ func routeExtension(c *method.Call) (route, bool, error) {
 // serves the request itself.
 type router func(c *method.Call) (to route, ok bool, err error)
 
-// proxyHandler serves a method of which some requests go to backends. The router route decides for each request whether it goes to a
-// backend or to local, this server's own handler. If local is nil, all requests go to backends.
+// proxyHandler serves a method that this server and its backends share. The field route decides for each request whether a backend or
+// this server serves the request. The field local is this server's own handler. If it is nil, all requests go to backends.
 type proxyHandler struct {
 	endpoint *Endpoint
 	route    router
@@ -126,9 +126,9 @@ func (e *Endpoint) callBackend(w http.ResponseWriter, c *method.Call, to route) 
 	return err
 }
 
-// withoutTask returns the params without the member "task", with which a client of revision 2025-11-25 asks to run a tool call as a task.
-// The gateway does not relay the methods that fetch a task's result in that revision, and a server without tasks must ignore the member
-// (2025-11-25, Tasks).
+// withoutTask returns the params without the member "task". With this member, a client of revision 2025-11-25 asks to run a tool call as
+// a task. The gateway does not relay the methods that fetch the result of such a task, so it ignores the member like a server without
+// tasks (2025-11-25, Tasks).
 func withoutTask(c *method.Call) json.RawMessage {
 	if c.Msg.Method != spec.MethodToolsCall || c.Version.Stateless() || c.Param("task") == nil {
 		return c.Msg.Params

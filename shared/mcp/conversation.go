@@ -11,11 +11,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// conversationKind returns the kind of conversation message that a method sends: a user's message or an assistant's response. It returns
-// an empty text for methods outside of the conversation events proposal.
+// conversationKind returns the kind of a conversation message: a user's message or an assistant's response. It returns "" for methods
+// outside of the conversation events proposal.
 //
-// In the proposal, clients send these messages as notifications and expect a response with context for the model, but JSON-RPC has no
-// response to a notification. So this server accepts a message in two forms:
+// In the proposal, clients send these messages as notifications and expect a response with context for the model. JSON-RPC has no
+// response to a notification, so this server accepts a message in two forms:
 //
 //   - As a request. The response has the context for the message.
 //   - As a notification. This server then sends the context as the notification conversation/context: in a session on its GET stream, and
@@ -53,8 +53,8 @@ func (e *Endpoint) collectContext(ctx context.Context, c *method.Call) (*convers
 	return found, m, err
 }
 
-// expectsConversation reports whether the call is a notification with a conversation message, of a kind that the server's capabilities
-// ask this caller to send.
+// expectsConversation reports whether the call is a notification with a conversation message that this server asked for. The server's
+// capabilities tell each caller which kinds of messages to send.
 func (e *Endpoint) expectsConversation(c *method.Call) bool {
 	return c.Msg.Kind == jsonrpc.Notification && conversationKind(c) != "" && e.options.Conversation != nil &&
 		e.options.Conversation.Offers(c.Request.Context(), c.Principal).Has(conversationKind(c))

@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// resourceCapability is the member "resources" of the server's capabilities. SEP-1803 adds its members "events" and "subscription".
+// resourceCapability is the member "resources" of the server's capabilities. SEP-1803 adds the members "events" and "subscription" to it.
 type resourceCapability struct {
 	Events       bool     `json:"events,omitempty"`
 	Subscribe    bool     `json:"subscribe,omitempty"`
@@ -46,7 +46,8 @@ type capabilities struct {
 	ConversationEvents *conversation.Offers `json:"conversationEvents,omitempty"`
 }
 
-// offers is the part of the server's capabilities that differs between callers.
+// offers contains the capabilities of the server that differ between callers: the capabilities of the caller's backends, and the kinds of
+// conversation messages that the caller may send.
 type offers struct {
 	backends     api.Capabilities
 	conversation conversation.Offers
@@ -62,8 +63,8 @@ func (e *Endpoint) offersTo(ctx context.Context, c *method.Call) (o offers) {
 	return o
 }
 
-// capabilities returns the server's capabilities for a caller. Their form depends on whether the call's protocol revision is stateless or
-// has sessions.
+// capabilities returns the server's capabilities for a caller. Some of them depend on whether the call's protocol revision is stateless
+// or has sessions.
 func (e *Endpoint) capabilities(stateless bool, to offers) capabilities {
 	c := capabilities{Extensions: map[string]any{}}
 	inBand := e.methods.Has(spec.MethodListen)
@@ -149,8 +150,8 @@ func (e *Endpoint) supportedVersions() []spec.Version {
 	return spec.Versions
 }
 
-// discoverTTL is how long, in milliseconds, a client may cache the result of server/discover. The result changes only with a
-// deployment or with the caller's backends.
+// discoverTTL is how long, in milliseconds, a client may cache the result of server/discover. The result changes only when the server is
+// deployed again or when the caller's backends change.
 const discoverTTL = 60_000
 
 func (e *Endpoint) answerDiscover(ctx context.Context, c *method.Call) (method.Result, error) {

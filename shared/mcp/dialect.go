@@ -101,7 +101,8 @@ func (d dialect) post(w http.ResponseWriter, c *method.Call) {
 	w.WriteHeader(http.StatusAccepted)
 }
 
-// enter loads the session that the request's Mcp-Session-Id names, if any. If that fails, it answers with an error and returns false.
+// enter loads the session that the header Mcp-Session-Id names. Without this header, it returns true and loads no session. If the session
+// cannot be loaded, enter answers with an error and returns false.
 func (d dialect) enter(w http.ResponseWriter, c *method.Call) bool {
 	id := c.Request.Header.Get(spec.HeaderSession)
 	return id == "" || d.endpoint.sessions == nil || d.endpoint.loadSession(w, c, id)
@@ -123,8 +124,8 @@ func (d dialect) call(w http.ResponseWriter, c *method.Call) {
 			d.endpoint.replies.SessionFailed(w, c, err)
 			return
 		case !fresh:
-			// Status 400 keeps this error off the session's stream, where the client could mistake it for the answer to the first request
-			// with this id.
+			// An answer with status 400 is never sent on the session's stream (see respond). On the stream, the client could mistake this
+			// error for the answer to the first request with the same id.
 			method.SendError(w, http.StatusBadRequest, c.Msg.ID, method.InvalidRequest("the request id was used before in this session"))
 			return
 		}
@@ -231,8 +232,8 @@ func (d dialect) respond(c *method.Call, kept *httpjson.Recorder) bool {
 	if kept.Status != http.StatusOK || len(body) == 0 || len(body) > maxResponse || kept.Header().Get(spec.HeaderSession) != "" {
 		return false
 	}
-	// The request's context may have ended already: it lasts [method.DetachedFor], and a call to a backend can take longer. So use a
-	// context that does not depend on it.
+	// Do not use the request's context, because it may have ended already. It lasts for [method.DetachedFor], and a call to a backend can
+	// take longer.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), method.NoticeFor)
 	defer cancel()
 	open, err := d.endpoint.sessions.HasOpenStream(ctx, c.Session.Key)

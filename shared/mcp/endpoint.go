@@ -104,14 +104,14 @@ type Options struct {
 	Heartbeat         time.Duration  // how long a stream may be quiet before the endpoint sends a heartbeat
 	WriteTimeout      time.Duration  // ends a stream whose client has not read for this long; 0 means 30 s
 	Leases            streams.Leases // limit the open streams; nil means no limit
-	// Left is called when the client of a call to a backend has disconnected although the call continues. The server can then close the
-	// connection and reuse its slot. Left is optional.
+	// Left is called when the client has disconnected during a call to a backend, although the call continues. The server can then close
+	// the connection, so that it no longer counts toward the limit of connections. Left is optional.
 	Left  func(*http.Request)
 	Calls *quota.Concurrency // limits the concurrent calls of a principal to backends; nil means no limit
-	// MaxStreamURIs is the number of URIs to which a session or a subscriptions/listen may subscribe; 0 means 200.
+	// MaxStreamURIs is the maximum number of URIs to which a session or a subscriptions/listen may subscribe; 0 means 200.
 	//
-	// MaxStreamPatterns is the number of these URIs that may have a wildcard or be a parent of other URIs, such as event://orders; 0
-	// means 20. It is lower because a stream reads several partitions of the event log for each of them.
+	// MaxStreamPatterns is the maximum number of these URIs that may have a wildcard or be a parent of other URIs, such as
+	// event://orders; 0 means 20. It is lower because a stream reads several partitions of the event log for each such URI.
 	MaxStreamURIs, MaxStreamPatterns int
 	// PollMin and PollMax are the shortest and the longest time that the server asks a client to wait before its next events/poll.
 	PollMin, PollMax time.Duration
@@ -201,9 +201,9 @@ func New(o Options) (*Endpoint, error) {
 // Close refuses new streams from now on, and ends every open stream with the messages that the stream's revision requires. It waits until
 // the streams have ended and cleaned up in the store, or until ctx ends. The endpoint still serves other requests.
 //
-// If ctx has a deadline, the endpoint also ends the calls in sessions and the calls to backends, even if Close has already returned. It
-// ends them at the time [method.CallReserve] before the deadline, or after half of the remaining time if that is later. The clients of
-// calls to backends then get an error.
+// If ctx has a deadline, the endpoint also ends the running calls in sessions and to backends, even after Close has returned. It ends
+// them [method.CallReserve] before the deadline, or halfway to the deadline if that is later. The clients of calls to backends then get
+// an error.
 func (e *Endpoint) Close(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)

@@ -24,7 +24,7 @@ type Gateway interface {
 	// Answer sends a client's response to a backend's request, for example to an elicitation. The parameter id is the id under which the
 	// client received the request.
 	Answer(ctx context.Context, c api.Client, id string, body json.RawMessage) error
-	// Progress, Cancel and Notify forward notifications of the client's session to the backends that they concern.
+	// Progress, Cancel and Notify forward a notification of the client's session to the backends that the notification concerns.
 	Progress(ctx context.Context, c api.Client, body json.RawMessage) error
 	Cancel(ctx context.Context, c api.Client, body json.RawMessage) error
 	Notify(ctx context.Context, c api.Client, body json.RawMessage) error
@@ -33,7 +33,8 @@ type Gateway interface {
 	NotifyExtension(ctx context.Context, c api.Client, method string, params json.RawMessage) error
 	// SetLevel sends the client's log level to all backends with which the client has a session.
 	SetLevel(ctx context.Context, c api.Client) error
-	// End cancels the running calls of the client's session, and ends the sessions that the gateway has at backends for it.
+	// End cancels the running calls of the client's session. It also ends the sessions that the gateway opened at backends for the
+	// client's session.
 	End(ctx context.Context, c api.Client) error
 }
 

@@ -22,7 +22,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// subscribe serves resources/subscribe. The session's stream sends every event of the URI that is published after the answer.
+// subscribe serves resources/subscribe. Every event of the URI that is published after the answer to this request is sent on the
+// session's stream.
 func (e *Endpoint) subscribe(ctx context.Context, c *method.Call) (method.Result, error) {
 	uri, cat, err := e.readURI(ctx, c)
 	if err != nil {
@@ -157,8 +158,8 @@ func subscriptionAt(sess *session.Session, backend, uri string, until time.Time)
 	}
 }
 
-// prolong extends a session's subscription at a backend until the given time. The store of sessions calls it when it prolongs the
-// session (see [session.Store.Prolong]).
+// prolong extends a session's subscription at a backend until the given time. The session store calls it for each such subscription when
+// it extends the session (see [session.Store.Prolong]).
 func (e *Endpoint) prolong(ctx context.Context, sess *session.Session, u session.URI, until time.Time) error {
 	return e.backends.Subscribe(ctx, subscriptionAt(sess, u.Backend, u.URI, until))
 }
@@ -347,8 +348,8 @@ func (e *Endpoint) get(w http.ResponseWriter, c *method.Call) {
 	})
 }
 
-// sessionStream serves a GET. The function enter loads the session, and the function open opens the session's stream after the event that
-// the header Last-Event-ID names.
+// sessionStream serves a GET, which opens the stream of a session. The function enter loads the session. The function open opens the
+// stream, which continues after the event in the header Last-Event-ID.
 func (e *Endpoint) sessionStream(w http.ResponseWriter, c *method.Call, enter func(http.ResponseWriter, *method.Call) bool,
 	open func(context.Context, streams.Position) (*streams.Stream, error),
 ) {

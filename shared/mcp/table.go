@@ -104,7 +104,8 @@ func (e *Endpoint) table(lists *events.Lists) {
 	e.webhookMethods(answer)
 }
 
-// webhookMethods adds the methods for webhook subscriptions, which this process serves itself or forwards to another service.
+// webhookMethods adds the methods for webhook subscriptions to the method table. This process serves these methods itself or forwards
+// them to another service.
 func (e *Endpoint) webhookMethods(answer func(func(context.Context, *method.Call) (method.Result, error)) method.Handler) {
 	o := e.options
 	h := &events.Webhooks{Registrar: o.Registrar, Deregistrar: o.Deregistrar, Anonymous: o.AnonymousWebhooks}
@@ -160,8 +161,8 @@ func (e *Endpoint) checkCall(c *method.Call, m *method.Row) (err error) {
 	return err
 }
 
-// extensionRow returns the table row for every method that is not in the table. Such a method exists for a caller if one of the caller's
-// backends declares an extension with the method.
+// extensionRow returns the row that the endpoint uses for all methods that the table does not contain. Such a method exists for a caller
+// if one of the caller's backends declares an extension with the method.
 func (e *Endpoint) extensionRow() method.Row {
 	return method.Row{
 		SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: proxyHandler{endpoint: e, route: routeExtension},
@@ -173,12 +174,12 @@ func (e *Endpoint) extensionRow() method.Row {
 }
 
 // profileOf returns the profile of a call, which is the version of the MCP Events extension that the call follows. A revision that the
-// client declares takes precedence over the configured profile. If that revision is unknown, profileOf returns an error together with the
-// configured profile, which determines the error code.
+// client declares takes precedence over the configured profile. If the declared revision is unknown, profileOf returns an error and the
+// configured profile, which determines the code of the error response.
 func (e *Endpoint) profileOf(c *method.Call) (spec.Profile, error) {
 	profile := e.defaultProfile(c.Request.Context(), c.Principal)
-	// Only the stateless revisions, for which the extension is defined, send the client's capabilities with a request. So a call of
-	// another revision has no settings here.
+	// The extension is defined only for the stateless revisions, and only these send the client's capabilities with each request. So a
+	// call of another revision has no settings of the extension.
 	settings := jsonrpc.Member(jsonrpc.Member(jsonrpc.Member(c.Meta, spec.MetaCapabilities), "extensions"), spec.EventsExtension)
 	raw := jsonrpc.Member(settings, "revision")
 	if raw == nil {

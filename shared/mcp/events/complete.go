@@ -170,8 +170,8 @@ func (q completionRequest) rank(p auth.Principal, values []string) []string {
 	return append(begin, within...)
 }
 
-// claim returns the name of a claim in the caller's token. By the event type's access rule, the caller receives only events for which
-// this claim contains the variable's value. It returns false if the rule does not restrict the variable.
+// claim returns the name of the claim with which the event type's access rule restricts the variable. The caller receives an event only
+// if this claim in the caller's token contains the variable's value. claim returns false if the rule does not restrict the variable.
 func (q completionRequest) claim() (name string, ok bool) {
 	if q.entry.Access == nil {
 		return "", false

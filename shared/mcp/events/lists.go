@@ -158,8 +158,8 @@ func (p *partedPage) addSubscriptions(ctx context.Context, c *method.Call, subsc
 	return nil
 }
 
-// addBackends adds the backends' items of a kind, and returns the result of the page. The function form encodes an item, or
-// returns nil to leave it out. If form is nil, the list has no items of backends.
+// addBackends adds the backends' items of a kind, for example tools, to the page. It returns the finished page. The function form encodes
+// an item, or returns nil to leave it out. If form is nil, the list has no items of backends.
 func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPage, kind api.Kind, form func(api.Entry) []byte) (method.Result, error) {
 	if form == nil || !h.Backends.Any(ctx) {
 		if page.from.where == atBackends {
@@ -252,11 +252,11 @@ func (h *Lists) ListEvents(ctx context.Context, c *method.Call) (method.Result, 
 	return r, err
 }
 
-// readCallerEvent reads an event type from a list that a backend returned for this caller. If a backend is called with its callers'
-// tokens, its event types may differ between callers. The parameter entry is the catalog's event type with the same name.
+// readCallerEvent reads an event type that a backend has listed for this caller. A backend that is called with its callers' tokens may
+// list different event types for each caller. The parameter entry is the catalog's event type with the same name.
 //
-// readCallerEvent returns nil if x is malformed, or if the name belongs to another event type. It also returns nil if the backend
-// delivers the type only by webhook, because the gateway receives a backend's events only on streams and with polls.
+// readCallerEvent returns nil if x is malformed, or if entry is not the same event type of such a backend. It also returns nil if the
+// backend delivers the type only by webhook, because the gateway receives a backend's events only on streams and with polls.
 func readCallerEvent(entry *catalog.Entry, x api.Entry) *catalog.Entry {
 	var t struct {
 		catalog.BackendType
@@ -426,8 +426,8 @@ func encodeEvent(entry *catalog.Entry) []byte {
 	return method.WithoutBraces(jsonrpc.Encode(eventType{entry.Name, entry.Title, entry.Description, entry.InputSchema(), payload}))
 }
 
-// withoutRequired returns a payload schema in which the members at the given JSON Pointers are optional. A subscriber can redact these
-// members with an argument, and then gets events without them (requirement EVX-04).
+// withoutRequired returns a payload schema in which the members at the given JSON Pointers are optional. They are optional because a
+// subscription may have an argument that removes these members from its events (requirement EVX-04).
 func withoutRequired(schema json.RawMessage, pointers []string) json.RawMessage {
 	root := jsonrpc.Value(schema)
 	for _, text := range pointers {
@@ -585,8 +585,9 @@ func (p *partedPage) findStart(part byte) string {
 
 var closing = []byte("]")
 
-// result returns the page, with meta as members of _meta. All pages of a list must have the same caching scope (2026-07-28, Caching). If
-// the previous page was public and this page is private, result returns an error, and the client has to read the list from the beginning.
+// result returns the page as a method's result. The parameter meta has the members of _meta. All pages of a list must have the same
+// caching scope (2026-07-28, Caching). If the previous page was public and this page is private, result returns an error, and the client
+// has to read the list again from the beginning.
 func (p *partedPage) result(meta []byte) (method.Result, error) {
 	switch p.from.scope {
 	case method.Public:

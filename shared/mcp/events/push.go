@@ -123,7 +123,8 @@ func (p *pushFraming) SendCursor() error {
 	return p.notify(spec.NoteEventsHeartbeat, p.stream.ResumeAt(), nil)
 }
 
-// Recover notifies the client of a temporary failure and waits a moment. Any other error ends the stream.
+// Recover notifies the client of a temporary failure and waits a moment, so that the stream can continue. It returns any other error,
+// which ends the stream.
 func (p *pushFraming) Recover(ctx context.Context, err error) error {
 	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, method.ErrWriting) {
 		return err
@@ -152,8 +153,10 @@ func (p *pushFraming) End(c *method.Call, why error) {
 }
 
 // check returns a [streams.Ended] error if the current catalog no longer allows the subscription. If the parameter credentials is true,
-// it also returns this error if the caller's credentials are no longer valid. If the event type has become ordered or unordered, check
-// adds the partitions of the event log to which its events go now.
+// it also returns this error if the caller's credentials are no longer valid.
+//
+// An event type that becomes ordered or unordered uses other partitions of the event log from then on. In this case, check adds these
+// partitions to the stream's feed.
 func (p *pushFraming) check(ctx context.Context, credentials bool) error {
 	if credentials {
 		if p.stream.CheckCredentials(ctx) != nil {

@@ -131,8 +131,8 @@ type subscriptionState struct {
 }
 
 // deliveryStatus is the status of a webhook subscription's deliveries, in the form of SEP-3415. In the answer to a request that refreshes
-// the subscription, it describes the time before the refresh: Active is false if the subscription was suspended, although the refresh has
-// ended the suspension.
+// the subscription, it describes the time before the refresh. For example, Active is false if the subscription was suspended until the
+// refresh.
 type deliveryStatus struct {
 	Active         bool       `json:"active"`
 	LastDeliveryAt *time.Time `json:"lastDeliveryAt"`

@@ -205,7 +205,7 @@ func (r *Events) Add(e Event) bool {
 	return true
 }
 
-// Empty reports whether there is nothing to tell the model: no event and no gap.
+// Empty reports whether the result has no events and no gap. A gap means that events were lost, which the model must be told.
 func (r *Events) Empty() bool { return len(r.Events) == 0 && !r.Gap }
 
 // Call runs a tool. It returns the result, which the caller encodes as JSON.

@@ -111,7 +111,7 @@ func (a *answer) Stop() {
 	a.close()
 }
 
-// close stops the heartbeats and prevents all other messages except the response. The caller holds the lock.
+// close stops the heartbeats. From then on, the answer sends only the response. The caller holds the lock.
 func (a *answer) close() {
 	a.over = true
 	if a.timer != nil {
@@ -322,8 +322,8 @@ func (c *Call) Detach(limit time.Duration) (stop func()) {
 // limit, and [Call.OnDisconnect] has no effect on them.
 func (c *Call) JoinBatch() { c.life.client = nil }
 
-// ConnectionContext returns a context that ends when the client disconnects, even if the call is detached. For a message of a batch,
-// the context does not end before the time limit of the batch.
+// ConnectionContext returns a context that ends when the client disconnects, even if the call is detached. The exception is a message of
+// a batch. Its context does not end at a disconnect, but at the time limit of the batch.
 func (c *Call) ConnectionContext() context.Context {
 	if c.life.client != nil {
 		return c.life.client

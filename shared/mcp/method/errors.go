@@ -179,7 +179,7 @@ func (r *Replies) neededScopes(c *Call, m Row) []string {
 }
 
 // entryScopes returns the scopes of the event types that the params name or whose URIs they contain. It ignores malformed and unknown
-// names, which cause another error once the caller has the scopes.
+// names. The method reports these names later, when the caller has the scopes.
 func (r *Replies) entryScopes(c *Call, m Row) []string {
 	cat, err := r.catalogs.CatalogOf(c.Request.Context(), c.Principal)
 	if err != nil {
@@ -205,9 +205,9 @@ func (r *Replies) entryScopes(c *Call, m Row) []string {
 	return scopes
 }
 
-// scopesOf returns the scopes that a principal needs for the event types at a URI or below it. If the parameter all is true, the
-// principal needs access to all of these event types. Otherwise access to one of them is enough, so if the principal has all scopes of
-// one event type, scopesOf returns only these.
+// scopesOf returns the scopes that a principal needs for the event types at a URI or below it. If the parameter all is true, these are
+// the scopes of all these event types. Otherwise access to one event type is enough. If the principal already has all scopes of one event
+// type, scopesOf then returns only the scopes of this event type.
 func scopesOf(cat *catalog.Catalog, uri string, p auth.Principal, all bool) (scopes []string) {
 	_, access, err := match.Resolve(cat, uri)
 	if err != nil {

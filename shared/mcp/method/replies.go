@@ -36,8 +36,8 @@ func NewReplies(server json.RawMessage, f Faults, cs Catalogs, metadata string) 
 
 const (
 	answerBytes = 128 << 20 // the limit of memory, in bytes, for all answers that clients have not read yet
-	// smallAnswer is the largest size, in bytes, of an answer that does not count toward answerBytes, and that may take longer than
-	// answerTime.
+	// smallAnswer is the largest size, in bytes, of an answer without limits: it does not count toward answerBytes, and its client may
+	// take longer than answerTime to read it.
 	smallAnswer = 16 << 10
 	answerTime  = time.Minute // how long a client may take to read an answer larger than smallAnswer
 )

@@ -141,8 +141,8 @@ func (s *Session) listEntry() store.Item {
 	return store.Item{Key: key, Version: time.Now().Unix(), Expires: s.NeedsUntil()}
 }
 
-// NeedsUntil returns until when other data of the session must be kept: the items with its URIs, and records in other packages, for
-// example its subscriptions at backends. This data outlives the session by [TTL]; see [Store].
+// NeedsUntil returns the time until which other data of the session must be kept, for example the session's URIs and its subscriptions at
+// backends. This data outlives the session by [TTL]; see [Store].
 func (s *Session) NeedsUntil() time.Time { return s.expires.Add(TTL) }
 
 // Create creates a session. It expires after firstTTL unless [Store.Load] prolongs it. A session of the named-event dialect lives
@@ -275,9 +275,10 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 	return nil
 }
 
-// Subscribe adds a URI to the session. If the session has the URI already, Subscribe has an effect only if the resource belongs to another
-// backend now. It then replaces the session's record of the URI, and returns the previous record. If another request unsubscribes the URI
-// at the same time, Subscribe tries again, up to five times.
+// Subscribe adds a URI to the session. It has no effect if the session already has the URI from the same backend. If another backend has
+// the resource now, Subscribe replaces the session's record of the URI and returns the previous record.
+//
+// If another request changes the subscription at the same time, Subscribe tries again, up to five times.
 func (s *Store) Subscribe(ctx context.Context, sess *Session, u URI) (replaced *URI, err error) {
 	value, _ := json.Marshal(u)
 	key := uriKey(sess.Key, u.URI)
@@ -430,8 +431,8 @@ func (s *Store) RecordQuietEnd(ctx context.Context, sess *Session, connection, c
 	return fault.Wrap(fault.Unavailable, err, "record where the session's stream has ended")
 }
 
-// pendingVersion returns the version that the session's "stream" item has from when a connection opens the stream until the stream has
-// begun. Afterwards the version is 0. Each connection has a different pending version, so that [Store.RecordStreamBegun] notices if a
+// pendingVersion returns the version of the session's "stream" item while a connection has opened a stream that has not begun yet. Once
+// the stream has begun, the version is 0. Each connection has a different pending version, so that [Store.RecordStreamBegun] notices if a
 // newer stream has taken over.
 func pendingVersion(connection string) int64 {
 	h := sha256.Sum256([]byte(connection))

@@ -17,8 +17,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Leases limit the number of open streams: of each principal, and of all principals and instances together. Package
-// shared/events/stream/lease implements Leases.
+// Leases limit the number of open streams of each principal, and the total number of open streams of all principals at all instances.
+// Package shared/events/stream/lease implements Leases.
 //
 // Take reserves a lease for a new stream, or returns an error if no further stream can be opened now. If a newer stream later gets this
 // lease, Leases call the function superseded, which ends the stream. The caller calls release when the stream has ended.

@@ -49,7 +49,7 @@ const (
 	reasonError        = "error"
 )
 
-// endingOf returns the element of endings for the error why, which ended a stream. It returns nil if endings does not contain the error.
+// endingOf finds the error why, with which a stream ended, in the list endings. It returns nil if the list does not contain the error.
 func endingOf(why error) *ending {
 	for i, x := range endings {
 		if errors.Is(why, x.err) {

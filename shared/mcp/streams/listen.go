@@ -140,7 +140,7 @@ func readCursor(c *method.Call) (string, error) {
 }
 
 // setUpFilter makes the stream send the notifications that the client asked for, except for notifications that the server does not
-// support or the caller may not receive. It returns the notifications that the stream will send.
+// support or the caller may not receive. It returns the filter that the acknowledgment repeats to the client.
 func (s *Stream) setUpFilter(ctx context.Context, asked filter) (filter, error) {
 	s.interests.resources = asked.ResourcesListChanged && s.Streams.Methods.Has(spec.MethodResources)
 	s.interests.events = asked.EventsListChanged && s.Streams.Methods.Has(spec.MethodEvents)

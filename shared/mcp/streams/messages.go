@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// notify sends a delivery, which is an event or a notice that the feed has read, to the client. All streams except events/stream use this
-// form of messages.
+// notify sends a delivery to the client. A delivery is an event or a notice that the feed has read. All kinds of streams use notify
+// except events/stream, which has its own messages.
 func (s *Stream) notify(ctx context.Context, d stream.Delivery) error {
 	switch {
 	case d.Event != nil:
@@ -226,8 +226,8 @@ func (s *Stream) backendTopics(ctx context.Context) (topics []string) {
 
 var topicBackends = stream.TopicBackend("")
 
-// sendOtherBackends handles a change of the configured backends. It makes the stream read the notices of new backends, and notifies the
-// client that the lists may have changed.
+// sendOtherBackends handles a change of the configured backends. It makes the stream read the notices of new backends. It also notifies
+// the client that the lists of tools, prompts and resources may have changed.
 func (s *Stream) sendOtherBackends(ctx context.Context, cursor string) error {
 	now := s.Streams.Feeds.Log.Position()
 	for _, topic := range s.backendTopics(ctx) {
@@ -249,8 +249,8 @@ func (s *Stream) sendBackend(ctx context.Context, d stream.Delivery) error {
 	if !ok || !s.subscribedAt(d.Topic, uri) || !backends.Permits(ctx, s.Caller.Principal, name, uri) {
 		return nil
 	}
-	// Pass on only the members that the schema defines. A client could mistake other members for members of this server, for
-	// example for an event's payload.
+	// Send only the member uri, which MCP's schema defines. A client could mistake other members of the backend's notification for
+	// members of this server, for example for an event's payload.
 	members := func(b []byte) []byte { return jsonrpc.AppendString(append(b, `"uri":`...), uri) }
 	return s.Send(spec.NoteUpdated, members, text(backendMeta(jsonrpc.Member(n.Params, "_meta"))), d.Cursor)
 }
@@ -320,9 +320,8 @@ func (s *Stream) sendLog(level, message, uri string) error {
 	}, nil, s.Feed.Cursor())
 }
 
-// subscribeBackends subscribes the stream to resources of backends: each of the stream's URIs that a backend serves is subscribed to at
-// that backend. The parameter holder is an id for the stream. The subscriptions expire at the time in the result until, unless the
-// returned function end ends them earlier.
+// subscribeBackends subscribes to the stream's URIs at the backends that serve them. The parameter holder is an id for the stream. The
+// subscriptions expire at the time until. The function end ends them earlier.
 func (s *Stream) subscribeBackends(ctx context.Context, holder string, until time.Time) (end func(), err error) {
 	var all []api.Subscription
 	end = func() {

@@ -88,8 +88,8 @@ func (st *Streams) OpenSession(ctx context.Context, c *method.Call, last Positio
 	return s.stream, s.open(ctx)
 }
 
-// newSessionStream returns the stream of a session. The stream notifies of changes of all lists, because the client of a session cannot
-// choose lists, unlike the client of a subscriptions/listen.
+// newSessionStream returns the stream of a session. The stream always notifies the client of changes to the lists of tools, prompts and
+// resources. Only the client of a subscriptions/listen can choose among these notifications.
 func (st *Streams) newSessionStream(c *method.Call, kind string, last Position) *sessionStream {
 	last.session = c.Session.Key
 	s := &sessionStream{position: last}
@@ -233,7 +233,8 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 			continue
 		}
 		if u.Backend != "" {
-			// Do not resolve the URI again: the session stays subscribed at the backend even while the backend does not list the resource.
+			// Keep the backend from the session's record and do not look it up again. The session stays subscribed at the backend even
+			// while the backend does not list the resource.
 			fresh[u.URI] = &subscribed{Target{URI: u.URI, asked: u.URI, Backend: u.Backend}, u.After}
 			continue
 		}

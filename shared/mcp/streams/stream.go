@@ -54,7 +54,8 @@ type Options struct {
 	// when no message was sent for [method.Timing.Heartbeat].
 	MaxBeat time.Duration
 	// Gather makes the stream write all messages that are ready with one write, because a write takes longer than everything else that a
-	// stream does for a message. Only a framing whose Deliver does not wait may use it.
+	// stream does for a message. The framing's Deliver must not wait while there are gathered messages, because the wait would delay
+	// them.
 	Gather bool
 }
 
@@ -326,9 +327,9 @@ func (s *Stream) CheckCredentials(ctx context.Context) error {
 	return err
 }
 
-// Recheck authenticates the caller of an open stream again with the headers of its request, and returns the current principal. If the
-// credentials are no longer valid, it returns errRevoked. If the authenticator is unavailable, it returns the parameter before, which is
-// the previous principal, and no error.
+// Recheck authenticates the caller of an open stream again with the headers of its request, and returns the current principal. It returns
+// errRevoked if the credentials are no longer valid, or if they no longer stand for the same principal with [auth.ScopeRead]. If the
+// authenticator is unavailable, it returns the parameter before, which is the previous principal, and no error.
 func Recheck(ctx context.Context, a auth.Authenticator, header http.Header, before auth.Principal) (auth.Principal, error) {
 	now, err := a.Authenticate(ctx, header)
 	switch {

@@ -138,7 +138,7 @@ func (h *tools) find(ctx context.Context, p auth.Principal, name string, argumen
 }
 
 // handle is a subscription as a model holds it: NAME~ARGUMENTS~CURSOR, with the arguments in base64url, for example ci.deploy~~AAAA. A
-// handle grants no rights: each call checks the name and the arguments like subscribe does, and the cursor is encrypted.
+// handle grants no rights, because each call checks the caller's access to the events again. The cursor is encrypted.
 type handle struct {
 	name      string
 	arguments json.RawMessage // nil for none
@@ -338,9 +338,9 @@ func (h *source) recheck(ctx context.Context, feed *stream.Feed, r *reading) (ch
 	return h.follow(ctx, feed, r, s)
 }
 
-// follow makes a waiting call use the selection s, because the catalog may have changed during the wait. If the event type has become
-// ordered or unordered, its events go to other partitions of the event log. Then follow adds these partitions to the feed and returns
-// true.
+// follow makes a waiting call read the events of the selection s, which is new if the catalog has changed during the wait. If the event
+// type has become ordered or unordered, its events go to other partitions of the event log. Then follow adds these partitions to the feed
+// and returns true.
 func (h *tools) follow(ctx context.Context, feed *stream.Feed, r *reading, s match.Selection) (changed bool, err error) {
 	if changed = s.Pattern != r.Pattern; changed {
 		if err := feed.Add(ctx, s.Pattern, h.streams.Feeds.PositionAfterChange(s.Pattern)); err != nil {
