@@ -241,7 +241,7 @@ func (e *unexpectedError) Error() string { return e.err.Error() }
 
 func (e *unexpectedError) Unwrap() error { return e.err }
 
-// FromProxy reports whether err may come from a proxy that has no backend for a moment, for example while the server is being
+// FromProxy reports whether err may come from a proxy that cannot reach the server for a moment, for example while the server is being
 // replaced. A wrong URL causes the same error, so repeat the request only if the URL has worked before.
 func FromProxy(err error) bool {
 	e, ok := errors.AsType[*unexpectedError](err)
@@ -284,7 +284,7 @@ const (
 )
 
 // Sleep waits before repetition n of a request, counted from 0. It waits for the pause that [Backoff] returns or, if that is longer, for
-// the time asked, which the server asked for. The latter is limited to 10 times [MaxPause].
+// the time that the server asked for. The parameter asked is this time, of which at most 10 times [MaxPause] count.
 func Sleep(ctx context.Context, n int, asked time.Duration) error {
 	return periodic.Sleep(ctx, max(Backoff(n), min(asked, 10*MaxPause)))
 }

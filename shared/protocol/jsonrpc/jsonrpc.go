@@ -1,8 +1,10 @@
 // Package jsonrpc reads and writes JSON-RPC 2.0 messages as MCP uses them.
 //
 // It keeps ids, params and results as the received bytes, so that a response has exactly the request's id, and large integers keep all
-// digits. Unlike encoding/json, it distinguishes upper and lower case in member names, because a proxy in front of the server may have
-// decided by the exact names, for example which tools a caller may use. Methods and the rules of MCP are in shared/mcp.
+// digits. Unlike encoding/json, it distinguishes upper and lower case in member names. Otherwise a message could mean one thing to a
+// proxy that checks it and another thing to this server.
+//
+// Methods and the rules of MCP are in shared/mcp.
 package jsonrpc
 
 import (
@@ -80,7 +82,7 @@ func SplitDeep(body []byte, maxDepth int) (elements []json.RawMessage, batch boo
 	case !utf8.Valid(body):
 		return nil, false, &Error{Code: ParseError, Message: "the body is not UTF-8"}
 	case bytes.Count(body, []byte("{"))+bytes.Count(body, []byte("[")) > maxDepth && Depth(body) > maxDepth:
-		// Counting the brackets first is faster, and most bodies have so few that Depth need not run.
+		// Count the brackets first, because that is faster than Depth. Most bodies have so few brackets that they need no call of Depth.
 		return nil, false, &Error{Code: ParseError, Message: "the body is nested too deeply"}
 	case !json.Valid(body):
 		return nil, false, &Error{Code: ParseError, Message: "the body is not valid JSON"}
@@ -609,7 +611,8 @@ func HasRepeatedMember(object json.RawMessage) bool {
 	return false
 }
 
-// FindRepeated returns a JSON Pointer to a member of value, or of an object in it, that repeats the name of an earlier member.
+// FindRepeated returns a JSON Pointer to a member that repeats the name of an earlier member of the same object. It searches value and
+// all objects in it.
 func FindRepeated(value json.RawMessage) (pointer string, found bool) {
 	_, pointer, found = findRepeated(value, skipSpace(value, 0))
 	return pointer, found

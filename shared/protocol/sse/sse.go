@@ -92,8 +92,8 @@ type Writer struct {
 	timeout time.Duration
 }
 
-// NewWriter returns a writer to w. If the client does not read a write within the timeout, and the connection supports deadlines, the
-// write fails. Zero means no timeout.
+// NewWriter returns a writer to w. A write fails if the client does not read the written data within the timeout. There is no timeout if
+// it is zero, or if the connection does not support deadlines.
 func NewWriter(w http.ResponseWriter, timeout time.Duration) *Writer {
 	return &Writer{w: w, control: http.NewResponseController(w), timeout: timeout}
 }
@@ -126,8 +126,8 @@ func (w *Writer) Write(events []byte) error {
 // may call it.
 func (w *Writer) Hurry(timeout time.Duration) { _ = w.limit(timeout) } // if this fails, the next write returns the error
 
-// limit sets the deadline of the running write or of the next one. If the parameter shorter is less than the timeout, it becomes the
-// timeout of this and all later writes. If it is 0, the timeout stays.
+// limit sets the deadline of the running write or of the next one. If the parameter shorter is less than the current timeout, it becomes
+// the timeout of this and all later writes. If shorter is 0, the timeout stays.
 func (w *Writer) limit(shorter time.Duration) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -235,7 +235,8 @@ func (r *Reader) readLine(limit int) ([]byte, error) {
 		case '\n':
 			return text, nil
 		case '\r':
-			// If the line ends with CR LF, the LF may arrive later, and waiting for it would delay the event.
+			// Return the line now. An LF after this CR may arrive later, and waiting for it would delay the event. The next call skips
+			// this LF.
 			r.cr = true
 			return text, nil
 		}
