@@ -27,7 +27,7 @@ type Key struct {
 	Scopes    []string
 	// SHA256 is the SHA-256 of the key as 64 hexadecimal digits.
 	SHA256 string
-	// Expires is the time from which the key is refused, or zero.
+	// Expires is the time from which the key is refused. The zero time means never.
 	Expires time.Time
 	// Path allows the key to be part of a URL, see [SecretPath].
 	Path bool

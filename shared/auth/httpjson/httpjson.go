@@ -148,8 +148,8 @@ type problem struct {
 	Kind   string `json:"kind"`
 }
 
-// encodeError encodes err, which is an object with the error's kind and text, and adds the members of the error's data. It leaves out
-// the data of internal errors.
+// encodeError encodes an error as JSON. The parameter err is an object with the error's kind and text. encodeError adds the members of
+// the error's data, except for internal errors.
 func encodeError(kind fault.Kind, data, err any) json.RawMessage {
 	b, _ := json.Marshal(err)     // cannot fail, because err has only strings and a number
 	more, _ := json.Marshal(data) // the data of a [fault.Error] must marshal

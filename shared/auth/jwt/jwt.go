@@ -218,9 +218,9 @@ func isAccessToken(h jose.Header) bool {
 	return false
 }
 
-// Verifying a token costs more than most requests that carry one, so verified tokens are cached. An entry is valid for a minute,
-// but only until the token expires or the issuer's keys are fetched again. The cache therefore does not extend the trust in a key
-// that the issuer has removed (see [fresh]).
+// Verifying a token costs more than most requests that carry one, so verified tokens are cached. An entry is valid for at most a minute.
+// It ends earlier if the token expires or the issuer's keys are fetched again, so the cache does not extend the trust in a key that the
+// issuer has removed (see [fresh]).
 
 const (
 	remember    = time.Minute

@@ -225,7 +225,7 @@ func (f fetcher) keysURL(ctx context.Context, issuer string) (string, error) {
 	return doc.Keys, err
 }
 
-// fetchMetadata fetches the issuer's possible metadata URLs one after the other, until the function check accepts a document.
+// fetchMetadata tries the possible URLs of an issuer's metadata one after the other, until the function check accepts a document.
 func (f fetcher) fetchMetadata(ctx context.Context, issuer string, check func(doc serverMetadata, at string) error) (serverMetadata, error) {
 	var failed []error
 	for _, at := range metadataURLs(issuer) {
@@ -294,7 +294,8 @@ const WellKnown = "/.well-known/oauth-protected-resource"
 // resourcePath matches paths such as /mcp that need no encoding and have no segments . and .. to resolve.
 var resourcePath = regexp.MustCompile(`^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?$`)
 
-// metadataURL returns the URL of the metadata of the resource with the URL text. A resource's URL has no fragment (RFC 8707, section 2).
+// metadataURL returns the URL of the metadata of a resource. The parameter text is the resource's URL, which has no fragment (RFC 8707,
+// section 2).
 func metadataURL(text string) (*url.URL, error) {
 	u, err := parseSecureURL(text)
 	if err != nil {

@@ -230,9 +230,9 @@ func (c *Concurrency) Take(ctx context.Context, p auth.Principal) (release func(
 	return nil, Exceeded(c.name, float64(limit), "the limit %s of %d %s at the same time is reached", c.name, limit, c.what)
 }
 
-// Share divides memory between principals. A principal may hold at most as much memory as is left free afterwards. For example,
-// with a total of 60 MiB, a single principal can hold 30 MiB, and then a second one can hold 15 MiB. Share counts in this process
-// only.
+// Share divides memory between principals. After each reservation, the principal may hold at most as much memory as is still free. For
+// example, with a total of 60 MiB, a single principal can hold 30 MiB, and then a second one can hold 15 MiB. Share counts in this
+// process only.
 type Share struct {
 	name, what string
 	total      int
