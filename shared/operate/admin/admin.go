@@ -1,9 +1,9 @@
 // Package admin is the HTTP API for operators, at /admin/v1. It shows subscriptions, deliveries, events and settings. With it, people
 // pause and resume deliveries, retry and replay them, and erase the data of principals.
 //
-// Package operations declares the operations of the API and has its OpenAPI document. [readRequest] parses a request's parameters, so
-// handlers start with valid ones. An operator (scope events:operate) sees the whole workspace. An owner (scope events:subscribe) sees
-// only their own subscriptions and deliveries. Before a handler changes something, it writes the change to the audit trail.
+// Package operations declares the operations of the API and has its OpenAPI document. [readRequest] checks the parameters of a request
+// before a handler is called. An operator (scope events:operate) sees the whole workspace. An owner (scope events:subscribe) sees only
+// their own subscriptions and deliveries. Before a handler changes something, it writes the change to the audit trail.
 package admin
 
 import (
@@ -291,8 +291,8 @@ func cutPage[T any](all []T, key func(T) string, after string, limit int) (page 
 // asIs returns its argument. Lists use it as the view of items that are shown unchanged.
 func asIs[T any](v T) T { return v }
 
-// change makes a change by calling do. It first writes the change to the audit trail, with the object's states before and
-// after it. A state is nil if the object does not exist then.
+// change makes a change by calling the function do. Before that, it writes an entry to the audit trail. The parameters before and after
+// are the object's states before and after the change. A state is nil if the object does not exist at that time.
 func (c *call) change(action, target string, before, after any, do func() error) error {
 	via := "api"
 	if c.Header.Get("Sec-Fetch-Site") == "same-origin" { // only browsers can set this header

@@ -74,8 +74,8 @@ func statusClass(status int) string {
 type deliveryList struct {
 	list[attemptView]
 	kept
-	// Omitted is the number of attempts that this page leaves out, because very many attempts happened within a short time. The list of a
-	// single subscription leaves out no attempts.
+	// Omitted is the number of attempts that this page leaves out. Attempts are left out only if very many happened within a short time,
+	// and never from the list of a single subscription.
 	Omitted int64 `json:"omitted"`
 }
 

@@ -130,10 +130,11 @@ func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) 
 
 var errNoEvent = fault.New(fault.NotFound, "the log has no such event")
 
-// find returns the event that the request's path names by its id. Only some stores have an index of event ids, so find also looks for the
-// id in the delivery log. There, the record of an attempt has the event's URI. After a failed attempt, the event itself is stored, too.
+// find returns the event whose id is in the request's path. Some stores have an index of event ids. If the index does not have the event,
+// or if there is no index, find looks in the delivery log for an attempt to deliver the event. The record of an attempt has the event's
+// URI, by which find can search the event log. After a failed attempt, the store also has the event itself.
 //
-// If that fails and the store has no index, find searches the event log for each URI in use.
+// Without an index and without such a record, find searches the event log for each URI in use.
 func (h *eventHandlers) find(c *call) (*event.Event, error) {
 	ctx, workspace, id, uri := c.Context(), c.principal.Workspace, c.PathValue("id"), c.URI
 	if !event.ValidID(id) {

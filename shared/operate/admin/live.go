@@ -26,8 +26,8 @@ const (
 	// pollRarely is the interval between polls of a store that charges for each request.
 	pollEvery  = 500 * time.Millisecond
 	pollRarely = 3 * time.Second
-	// lookBack is how far each poll looks back before the time of the previous poll. A record or an event may appear in its log up to
-	// lookBack later than its time says. In the event log on DynamoDB, the delay can be as long as [eventlog.Window].
+	// lookBack is how far each poll looks back before the time of the previous poll. This is necessary because a record or an event can
+	// become readable up to lookBack after its own time. In the event log on DynamoDB, this delay can be as long as [eventlog.Window].
 	lookBack  = 3 * time.Second
 	maxTailed = 25               // partitions of the event log that a stream reads
 	shown     = 20               // maximum number of attempts, and of events, in a message of a stream
@@ -69,11 +69,11 @@ type liveSlot struct {
 	revoked   chan struct{} // closed when another workspace gets the slot
 }
 
-// reserve returns a slot for a new live stream of a workspace, or nil. If all slots are in use, reserve takes the slot of the oldest
-// stream in the workspace with the most streams.
+// reserve returns a slot for a new live stream of a workspace. If all slots are in use, reserve takes the slot of the oldest stream in
+// the workspace with the most streams.
 //
-// That workspace must have at least two streams more than the workspace that gets the slot. With a smaller difference, the two workspaces
-// would take the same slot from each other in turn.
+// It does so only if that workspace has at least two streams more than the workspace of the new stream, and otherwise returns nil. With a
+// smaller difference, the two workspaces would take the same slot from each other in turn.
 func (h *liveHandler) reserve(workspace string) *liveSlot {
 	h.mu.Lock()
 	defer h.mu.Unlock()

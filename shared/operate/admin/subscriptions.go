@@ -107,11 +107,11 @@ func (h *subscriptionHandlers) list(c *call) (any, error) {
 	return newList(c, found, next, c.viewFor), nil
 }
 
-// choose returns a page of the subscriptions that match all criteria in the parameter choice. If a criterion is a URI of no event type,
-// the page is empty.
+// choose returns a page of the subscriptions that match all criteria in the parameter choice. If one criterion is a URI that belongs to
+// no event type, the page is empty.
 //
-// If the URI is the only criterion, choose reads only the subscriptions to the URI's event type and to parents of the URI, instead of
-// searching all subscriptions.
+// If the URI is the only criterion, choose need not search all subscriptions. It reads only the subscriptions to the URI's event type and
+// to parents of the URI.
 func (h *subscriptionHandlers) choose(c *call, choice subscription.Choice) ([]subscription.Selected, string, error) {
 	ctx, workspace := c.Context(), c.principal.Workspace
 	if choice.URI == "" {
@@ -202,8 +202,8 @@ func (h *subscriptionHandlers) pause(c *call) (any, error) {
 	return h.update(c, func(s *subscription.Selected) error { return h.setPaused(c, s, in.Reason, true) })
 }
 
-// resume resumes a paused subscription and enables a disabled one. It also reactivates deliveries that were suspended while the
-// subscription was disabled. If the request is interrupted before that, the caller can repeat it.
+// resume resumes a paused subscription and enables a disabled one. Then it reactivates the deliveries that were suspended while the
+// subscription was disabled. If the request is interrupted before it has reactivated them, the caller can repeat the request.
 func (h *subscriptionHandlers) resume(c *call) (any, error) {
 	return h.update(c, func(s *subscription.Selected) error {
 		if s.State != subscription.Disabled {
@@ -242,11 +242,11 @@ func (h *subscriptionHandlers) update(c *call, do func(*subscription.Selected) e
 	return h.read(c)
 }
 
-// setPaused pauses or resumes a subscription, and sets or removes the switch that says who paused it. It returns an error if the
-// subscription should be resumed, but is suspended and not paused. Only the subscriber can reactivate it then.
+// setPaused pauses or resumes a subscription. It also sets or removes the switch that says who paused the subscription. It cannot resume
+// a subscription that is suspended and not paused, because only the subscriber can reactivate it. In this case it returns an error.
 //
-// If the subscription is already in the wanted state, setPaused changes nothing, with two exceptions. A new reason replaces the old one.
-// An operator's pause replaces the owner's, so that the owner cannot end the pause.
+// If the subscription is already in the wanted state, setPaused can still change the switch. A new reason replaces the old one. An
+// operator's pause replaces the owner's, so that the owner cannot end the pause.
 func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reason string, pause bool) error {
 	name := switches.SubscriptionSwitch(s.ID)
 	before, err := h.readSwitch(c, s)

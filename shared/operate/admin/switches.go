@@ -26,9 +26,9 @@ type switchView struct {
 // takes four queries, so the response shows the other switches without it.
 const maxCountedSwitches = 20
 
-// list responds with a page of the list of switches. For the first [maxCountedSwitches] switches that affect many subscriptions, the page
-// also has the number of messages that they hold back. For the switch of a single subscription, the API shows this number with the
-// subscription.
+// list responds with a page of the list of switches. For the first [maxCountedSwitches] switches, the page also has the number of
+// messages that each of them holds back. Switches of a single subscription are not counted here, because the API shows their number with
+// the subscription.
 func (h *switchHandlers) list(c *call) (any, error) {
 	found, next, err := h.switches.List(c.Context(), c.principal.Workspace, c.After, c.Limit)
 	if err != nil {
@@ -156,7 +156,8 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 	})
 }
 
-// requeue begins to send the messages that a switch held back to their queue again. A periodic job sends the rest of them.
+// requeue is called after a switch was removed. It puts the messages that the switch has held back into their queues again. If there are
+// very many, it puts back only a part, and a periodic job puts back the rest.
 func requeue(c *call, set *switches.Set, name switches.Name) error {
 	_, err := set.RequeueOf(c.Context(), c.principal.Workspace, name)
 	return err

@@ -115,10 +115,9 @@ func (t *Trail) List(ctx context.Context, workspace string, since, until time.Ti
 	return list, next, nil
 }
 
-// Redact removes the name of an erased principal from the entries. It replaces the name of the acting principal with a pseudonym. A state
-// is replaced as a whole if one of its values is the name, or if it contains one of the texts, for example the id of one of the
-// principal's subscriptions. The same applies to a target, which is also replaced together with a state. Names of JSON members do not
-// count as values.
+// Redact removes the name of an erased principal from the entries. If the principal is the one who acted, a pseudonym replaces the name.
+// The pseudonym also replaces a whole state or target that has the name as a value, or that contains one of the texts, for example the id
+// of one of the principal's subscriptions. If a state is replaced, the target is replaced, too.
 //
 // Redact calls the function visit for each affected entry. In a dry run it does not change the entries.
 func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, texts []string, dry bool, visit func() error) error {

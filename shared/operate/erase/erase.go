@@ -1,9 +1,9 @@
-// Package erase deletes the data of a principal: subscriptions with their secrets, deliveries, sessions, tokens, consents and conversation
-// messages. In data that must be kept, such as the audit trail, it replaces the principal's name with a pseudonym. Other events that the
-// principal published stay in the log until they expire.
+// Package erase deletes the data of a principal: subscriptions with their secrets, deliveries, sessions, tokens, consents and
+// conversation messages. In data that must be kept, such as the audit trail, it replaces the principal's name with a pseudonym. Events
+// that the principal published, other than conversation messages, stay in the log until they expire.
 //
-// A run erases a limited number of items, and the next run continues. The erasure is complete when a run finds no more items. Other
-// packages find the principal's items. This package deletes them in an order in which an interrupted run loses track of no item.
+// A run erases a limited number of items, and the next run continues. The erasure is complete when a run finds no more items. If items
+// are found through another item, this package deletes the other item last, so that an interrupted run can be continued.
 package erase
 
 import (
@@ -39,8 +39,8 @@ type Eraser struct {
 	Operations    *deadletter.Operations
 	Replays       *deadletter.Replays
 	Trail         *audit.Trail
-	// Backends returns the names of the workspace's backends. The store keeps records of the events that the principal wants, separately
-	// for each backend.
+	// Backends returns the names of the workspace's backends. The erasure needs the names because the store has a list for each backend
+	// with the events that principals want.
 	Backends func(ctx context.Context, workspace string) ([]string, error)
 	// Most is the maximum number of items per run, by default [defaultMost].
 	Most int
@@ -76,8 +76,9 @@ type run struct {
 
 	counts map[string]int
 	left   int
-	// The fields copies and found have the deletions that are not written yet. The run has found an item by the key in found, for example
-	// by the key in a list of the principal's sessions. The other keys that belong to the item are in copies.
+	// The fields copies and found have the deletions that are planned but not written yet. The run finds an item by a key, for example by
+	// the key in a list of the principal's sessions. The deletion of this key is in found. The deletions of the item's other keys are in
+	// copies.
 	copies, found []store.Op
 	own           []match.Pattern      // the patterns of the principal's live subscriptions, in a dry run
 	ids           []string             // the ids of the principal's subscriptions
@@ -165,8 +166,8 @@ func (r *run) erase(ctx context.Context, kind string, keys ...store.Key) error {
 	return r.flush(ctx)
 }
 
-// flush writes the deletions in r.copies before the deletions in r.found, because the keys in r.found lead to an item's copies and to the
-// stored events. If the run is interrupted in between, the next run can still find everything that is left.
+// flush writes the deletions in r.copies before the deletions in r.found. The run finds the other keys and the stored events of an item
+// by the keys in r.found. So if the run is interrupted in between, the next run still finds everything that is left.
 func (r *run) flush(ctx context.Context) error {
 	if err := r.addUnusedBodies(ctx); err != nil {
 		return err
@@ -271,8 +272,8 @@ func (r *run) addUnusedBodies(ctx context.Context) error {
 	return nil
 }
 
-// eraseMessages erases the principal's messages in the event log, and the stored events of webhooks with these messages. It handles the
-// originals last, because they lead the next run to an event if this run is interrupted.
+// eraseMessages erases the principal's messages in the event log, and the stored events of webhooks with these messages. It erases the
+// original of a message after its copies. If this run is interrupted, the next run finds the rest with the help of the original.
 func (r *run) eraseMessages(ctx context.Context) error {
 	copies, originals := conversation.LogPartitions(r.Subscriptions.Log, r.workspace)
 	for i, p := range slices.Concat(copies, originals) {

@@ -41,7 +41,7 @@ type Command struct {
 	Format string
 	// Wide prints tables in full, with all columns and complete ids, even if they are wider than the terminal.
 	Wide bool
-	// Follow waits until the replay in the response is over, and shows its progress.
+	// Follow makes Run wait until the replay in the response is over. Meanwhile, Run shows the progress of the replay.
 	Follow bool
 	// Confirm is confirmErase or confirmEnd if the command cannot be undone. Run then asks the user before it sends the request.
 	Confirm string
@@ -138,8 +138,8 @@ func (c *Command) print(answer json.RawMessage, items []json.RawMessage, human f
 	return human()
 }
 
-// findNaming returns the name of the member by which other commands refer to an object: "id" or "name". In a list, "id" may be any
-// column. "name" must be the first column, because in a later column it is the name of an event type.
+// findNaming returns the name of the member with which other commands refer to an object: "id" or "name". The column "id" may be anywhere
+// in the list of columns. The column "name" must be the first one, because in a later column the name is the name of an event type.
 func (c *Command) findNaming(items []json.RawMessage) (string, error) {
 	switch {
 	case slices.Contains(c.Columns, "id"):

@@ -27,15 +27,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Commands are the commands for the admin API, as kong reads them. Each command makes one request. Its arguments are parts of
-// the path, and its flags are members of the query or the body. These tags describe the request and its output:
+// Commands are the commands for the admin API, as kong reads them. Each command makes one request. Its arguments are parts of the path,
+// and its flags are members of the query or the body. These tags describe the request and its output:
 //
-//   - api: the method and the path, e.g. "GET subscriptions/{id}"
+//   - api: the method and the path, for example "GET subscriptions/{id}"
 //   - columns: the columns of the table that a list prints
 //   - drop: the columns that a narrow terminal does not show, the least important first
-//   - also: a list below the path that is printed after the document, with the columns
+//   - also: the last segment of the path of a list, which is printed after the document with the given columns
 //   - follow: the command may start a replay, and waits until it is done
-//   - select: a member of the body's member "select" that the command sets to true, e.g. events
+//   - select: the name of a member, for example events; the command sets it to true in the body's object "select"
 //   - confirm: the command cannot be undone and asks first: erase or end, see [Command.confirm]
 type Commands struct {
 	Subscriptions struct {

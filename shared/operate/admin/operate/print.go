@@ -41,13 +41,15 @@ const (
 	leastColumns = 2
 )
 
-// printTable prints members of JSON objects as aligned columns. A column is the path of a member, for example delivery.lastError. A
-// heading can follow, as in events.name=events. A second path can follow for objects that lack the member, as in
-// statusCode|status=status.
+// printTable prints members of JSON objects as aligned columns. These are examples of columns:
 //
-// If the table is wider than the parameter width, printTable shortens ids, except in the column id, because users copy these ids into
-// other commands. If the table is still too wide, it hides columns and returns their headings: first the columns in drop, then the last
-// ones. A width of 0 means no limit.
+//   - delivery.lastError: the path of a member
+//   - events.name=events: the path, and a heading
+//   - statusCode|status=status: a second path, for objects without the first member, and a heading
+//
+// If the table is wider than the parameter width, printTable shortens ids. It does not shorten the column id, because users copy these
+// ids into other commands. If the table is still too wide, it hides columns and returns their headings: first the columns in drop, then
+// the last ones. A width of 0 means no limit.
 func printTable(w io.Writer, columns, drop []string, width int, items []json.RawMessage) (hidden []string, err error) {
 	rows := [][]string{nil} // the first has the headings
 	var paths []string
