@@ -1,6 +1,6 @@
-// Command admin is the function for the admin API and the console. It sends no webhooks and opens no secrets: the functions dispatch and
-// retry carry out what operators request. It streams its responses, because a page of events may exceed the size limit of a buffered
-// response.
+// Command admin is the function for the admin API and the console. It sends no webhooks and opens no secrets: if an operator retries
+// deliveries, the functions retry and dispatch send them. It streams its responses, because a page of events may exceed the size limit of
+// a buffered response.
 package main
 
 import (

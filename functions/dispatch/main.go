@@ -30,11 +30,12 @@ const (
 	// lane, which is another queue. Lambda freezes the process at the end of a batch, so dispatch cancels the attempt then, and the slow
 	// lane repeats it.
 	patience = 3 * time.Second
-	// minWait replaces patience while batches follow each other quickly. The page task then waits for minWait, or longer if the endpoint
-	// usually takes longer to answer. If the endpoint has not answered this process before, it waits for half of slowAnswer.
+	// minWait replaces patience while batches follow each other quickly. The page task then waits as long as the endpoint usually takes
+	// to answer, but at least for minWait. If the endpoint has not answered this process before, the page task waits for half of
+	// slowAnswer.
 	//
-	// A slower attempt continues in the background until patience is over. That works because Lambda freezes the process only briefly
-	// between these batches.
+	// A slower attempt continues in the background until patience is over. It can, because Lambda freezes the process only briefly
+	// between such batches.
 	minWait = 100 * time.Millisecond
 	// slowAnswer is the response time above which an endpoint counts as slow. Further events for the endpoint go to the slow lane.
 	// Otherwise a page task would occupy one of a few invocations until its slowest endpoint has responded.

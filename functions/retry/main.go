@@ -18,8 +18,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 )
 
-// announceLast is how much longer this function waits before it tells clients about a changed catalog or configuration. Usually, the
-// command that made the change has told them by then, and this function does not tell them again.
+// announceLast is how long this function waits, in addition to [settings.MaxAge], before it tells clients about a changed catalog or
+// configuration. Usually, the command that made the change has already told them by then. In this case, the function does not tell them
+// again.
 const announceLast = 2 * time.Second
 
 func main() { os.Exit(boot.Run(boot.Webhooks|boot.Records, create)) }
@@ -32,8 +33,8 @@ func create(p *boot.Process) (boot.Handler, error) {
 	})
 	jobs = append(jobs, []periodic.Job{
 		{Name: "replays", Run: (&deadletter.Replays{Subscriptions: subscriptions, Operations: operations, EventLog: p.Core.EventLog}).Run},
-		// By default (InboxConcurrency is 0), only this job reads the inbox queue, because an event source mapping could use two of the
-		// account's concurrent executions.
+		// By default (InboxConcurrency is 0), only this job reads the inbox queue. With an event source mapping instead, the queue could
+		// use two of the account's concurrent executions.
 		{Name: "inbox", Run: p.Drain(queue.Inbox, app.NewInbox(p.Core).Handle)},
 		{Name: "dead letters", Run: p.DeadLetterJob(operations.FileMessages)},
 		{Name: "announcements", Run: func(ctx context.Context) (int, error) {

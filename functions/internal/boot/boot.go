@@ -1,6 +1,7 @@
-// Package boot starts the process of a Lambda function, and runs the function's handler for each batch of messages or HTTP request. The
-// time from the start of the process to its first request for work is part of the cold start. So anything that needs a request is created
-// at its first use ([Lazy]).
+// Package boot starts the process of a Lambda function, and runs the function's handler for each batch of messages or HTTP request.
+//
+// The first batch or request has to wait for the start of the process (cold start). So the start sends no requests to AWS services. A
+// part of the process that needs such requests is created at its first use ([Lazy]).
 package boot
 
 import (
@@ -129,7 +130,7 @@ func (p *Process) createMetrics(l config.Limits, log *slog.Logger) (counters *me
 }
 
 // authenticator returns the authenticator for callers, and the URL at which callers learn how to get a token. With --auth keys, functions
-// without callers need the authenticator, too: it tells them whether principals still have their rights.
+// without callers get an authenticator, too, because they use it to check whether principals still have their rights.
 func (p *Process) authenticator(s settings, needs Needs, configs *config.Stored) (_ auth.Authenticator, metadataURL string) {
 	switch {
 	case s.mode == auth.ModeKeys:

@@ -26,9 +26,11 @@ type Handler struct {
 	end    func()
 }
 
-// Run starts a function. It builds the process, calls the function create, which connects the parts of the Lambda function, and serves
-// invocations until Lambda ends the process. It returns the exit code of the process. If the process exits before it serves an
-// invocation, Lambda reports a failed start.
+// Run starts a function and returns the exit code of its process. First it builds the process. Then it calls the function create, which
+// connects the parts of the Lambda function and returns their handler. Run serves invocations with the handler until Lambda ends the
+// process.
+//
+// If the process exits before it serves an invocation, Lambda reports a failed start.
 func Run(needs Needs, create func(*Process) (Handler, error)) (code int) {
 	p, err := Build(needs)
 	if err == nil {

@@ -26,7 +26,7 @@ const (
 	// Callers is the group of settings for functions that clients call: authentication, and the limits for streams and publishing.
 	Callers Needs = 1 << iota
 	Webhooks
-	// Records is the group of settings that say which data about deliveries, and about requests to sources, is stored.
+	// Records is the group of settings that decide which data is stored about deliveries and about requests to sources.
 	Records
 
 	All = Callers | Webhooks | Records
@@ -101,8 +101,9 @@ func readLevel(text string) (slog.Level, error) {
 	return level, nil
 }
 
-// margin is how long before the end of an invocation its batch must end, so that the function can report the failed messages. For short
-// invocations, the margin is a third of the remaining time, because emulators of AWS run functions with timeouts of a few seconds.
+// margin is the time between the deadline of a batch and the end of the invocation. The function needs it to report the failed messages.
+// If only a few seconds remain until the end, the margin is a third of them, because emulators of AWS run functions with such short
+// timeouts.
 const margin = 2 * time.Second
 
 func batchDeadline(now, end time.Time) time.Time { return end.Add(-min(margin, end.Sub(now)/3)) }

@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Only the function keys may write this partition, see template.yaml.
+// Only the Lambda function keys (functions/keys) may write this partition, see template.yaml.
 var location = store.Key{Table: store.Settings, Partition: "cursors", Sort: "key"}
 
 // Create creates the key. It does nothing if the key already exists.

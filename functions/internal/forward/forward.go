@@ -82,9 +82,9 @@ func (h Handler) serve(r *http.Request, body []byte) (response events.LambdaFunc
 // attempts is how many times an invocation is tried if Lambda throttles it. With pauses of at most a second, a caller waits at most 3 s.
 const attempts = 4
 
-// Lambda returns an [Invoke] that calls the Lambda function with the given name. It repeats throttled invocations, because the function
-// did not run. It does not repeat other failures, because a second invocation could create a second subscription. Clients can repeat them
-// with their idempotency key.
+// Lambda returns an [Invoke] that calls the Lambda function with the given name. If Lambda throttles an invocation, the function has not
+// run, so Invoke repeats the invocation. After other failures, the function may have run, and a second invocation could create a second
+// subscription. Invoke does not repeat these, but clients can repeat their requests with an idempotency key.
 func Lambda(cfg aws.Config, function string) Invoke {
 	client := lambda.NewFromConfig(cfg, func(o *lambda.Options) {
 		o.RetryMaxAttempts = attempts

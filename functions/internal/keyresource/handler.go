@@ -97,9 +97,9 @@ func (h Handler) createKeys(ctx context.Context) error {
 	})
 }
 
-// retryForSeconds calls the function do until it succeeds, for up to 15 seconds, because the permissions of a new function may not have
-// reached every AWS service yet. It does not repeat a call that failed with fault.Invalid, for example because the stored keys are from
-// another deployment.
+// retryForSeconds calls the function do until it succeeds, for up to 15 seconds. The first calls may fail because the permissions of a
+// new function have not reached every AWS service yet. A call that failed with fault.Invalid is not repeated. An example is that the
+// stored keys are from another deployment.
 func retryForSeconds(ctx context.Context, do func() error) error {
 	for pause := time.Second; ; pause *= 2 {
 		err := do()
@@ -138,14 +138,14 @@ func fingerprint(properties map[string]any) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// adoptable lists the template parameters for the tables, and for the KMS key, that a stack can adopt from another stack. They are in the
-// order of the property Adopted.
+// adoptable lists the template parameters with which a stack adopts (takes over) the tables and the KMS key of another stack. They are in
+// the order of the custom resource's property Adopted.
 var adoptable = []string{
 	"SubscriptionsTableArn", "LogTableArn", "DeliveriesTableArn", "SessionsTableArn", "SettingsTableArn", "KeysTableArn", "SealingKeyArn",
 }
 
-// checkAdopted refuses an update that no longer names an adopted table or key, because the stack would create an empty one in its place.
-// The operator can confirm such an update with LeaveAdopted.
+// checkAdopted refuses an update in which the parameter for an adopted table or key has become empty, because the stack would create an
+// empty table or a new key in its place. The operator can confirm such an update with LeaveAdopted.
 //
 // The rollback of a failed deployment is an update, too, and must not be refused. So checkAdopted accepts the update if the stack's
 // status is unknown or shows a rollback.
@@ -166,8 +166,8 @@ func (h Handler) checkAdopted(ctx context.Context, e cfn.Event) error {
 	return nil
 }
 
-// readAdopted returns the values of the template parameters in adoptable. An earlier version of the template may have had fewer
-// parameters. The values of the missing ones are empty.
+// readAdopted returns the values of the template parameters in adoptable, in the same order. If the properties are from an earlier
+// version of the template with fewer parameters, the values of the newer parameters are empty.
 func readAdopted(properties map[string]any) []string {
 	values := make([]string, len(adoptable))
 	list, _ := properties["Adopted"].([]any)

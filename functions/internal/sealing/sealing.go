@@ -22,7 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Only the function keys may write these items, see template.yaml.
+// Only the Lambda function keys (functions/keys) may write these items, see template.yaml.
 var (
 	privateKey = store.Key{Table: store.Keys, Partition: "sealing", Sort: "private"}
 	publicKey  = store.Key{Table: store.Settings, Partition: "sealing", Sort: "public"}
@@ -146,8 +146,8 @@ func read(ctx context.Context, db store.DB, key store.Key) (*store.Item, error) 
 // Step is a step of a key rotation that an operator may request.
 type Step string
 
-// A rotation has two steps. The first step adds a key with which processes can open secrets. The second step makes the added key the one
-// that seals secrets. It must come at least [reloadAfter] later.
+// A rotation has two steps. The step "add" adds a key with which processes can open secrets. The step "promote" makes the added key the
+// one that seals secrets. The second step must come at least [reloadAfter] after the first.
 const (
 	stepAdd     Step = "add"
 	stepPromote Step = "promote"
@@ -182,8 +182,9 @@ func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 	if err := writePrivate(ctx, db, wrapped, version); err != nil || public == nil {
 		return err
 	}
-	// If the process crashes here, the old key continues to seal secrets, and a repetition of the step completes the rotation. The
-	// condition fails if another rotation has written the public keyset meanwhile. Without the condition, an older key would seal again.
+	// If the process crashes before this write, the old key continues to seal secrets until the step is repeated. The write has a
+	// condition, because another rotation may have written a newer public keyset meanwhile. Without the condition, an older key would
+	// seal again.
 	cond := store.Absent()
 	if had[0] != nil {
 		cond = store.VersionIs(had[0].Version)
@@ -234,8 +235,8 @@ func (s *Sealer) Seal(ctx context.Context, secret []byte, b webhook.Binding) ([]
 // before it seals a secret. An [Opener] reads it again only if it cannot open a secret with its copy.
 const reloadAfter = 10 * time.Second
 
-// Opener opens (decrypts) sealed webhook secrets. At its first use, it reads and decrypts the private keyset. It does so again only if a
-// secret was sealed with a key that its keyset lacks. It is safe for concurrent use.
+// Opener opens (decrypts) sealed webhook secrets. At its first use, it reads the private keyset and decrypts it. It does so again only if
+// a secret was sealed with a key that is not in its copy of the keyset. It is safe for concurrent use.
 type Opener struct {
 	DB      store.DB
 	Wrapper Wrapper
@@ -353,12 +354,12 @@ const StepDrop Step = "drop"
 var dropKey = store.Key{Table: store.Settings, Partition: "sealing", Sort: "drop"}
 
 const (
-	// dropWait is the time between the phases "reseal" and "check". The stored delivery of a termination notice has its own copy of a
-	// webhook secret, which Drop does not seal again. After dropWait, these deliveries no longer exist, because the store keeps a
-	// delivery for at most [subscription.EndedKept].
+	// dropWait is the time between the phases "reseal" and "check" of [Drop]. The stored delivery of a termination notice has its own
+	// copy of a webhook secret, which Drop does not seal again. After dropWait, these deliveries no longer exist, because the store keeps
+	// a delivery for less than [subscription.EndedKept].
 	dropWait = subscription.EndedKept
-	// dropReserve is the time before the deadline of an invocation from which Drop begins no further page of subscriptions. It leaves
-	// time to complete the page that Drop has begun.
+	// dropReserve is the time that Drop reserves for a page of subscriptions. If less time remains until the deadline of the invocation,
+	// Drop begins no further page.
 	dropReserve = 20 * time.Second
 )
 
@@ -372,8 +373,8 @@ const (
 type dropState struct {
 	V     int    `json:"v"`
 	Phase string `json:"phase"`
-	// Key has the bytes with which all secrets begin that are sealed with the sealing key. If a rotation has changed the sealing key,
-	// Drop begins again.
+	// Key has the first bytes of the secrets that are sealed with the sealing key. They are the same for all these secrets. If a rotation
+	// has changed the sealing key, Drop begins again.
 	Key      []byte                `json:"key"`
 	At       subscription.Position `json:"at"`
 	Resealed time.Time             `json:"resealed,omitzero"`
@@ -424,8 +425,8 @@ func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResul
 			return DropResult{}, fault.Wrap(fault.Internal, err, "decode the progress")
 		}
 	}
-	// Use the key in the public keyset as the sealing key, and not the primary key in the private keyset. If the step "promote" has
-	// crashed between writing the two keysets, the key in the public keyset still seals secrets.
+	// Take the sealing key from the public keyset, and not the primary key from the private keyset. If the step "promote" has crashed
+	// between writing the two keysets, the key in the public keyset still seals secrets.
 	begin := dropState{Phase: resealing, Key: sealer.Key()}
 	if !bytes.Equal(p.Key, begin.Key) {
 		p.dropState = begin
