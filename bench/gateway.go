@@ -81,8 +81,8 @@ func Gateway(ctx context.Context, o Options, calls, sessions int, w io.Writer) e
 	return err
 }
 
-// through is a server whose gateway is in front of a backend. The name in it is shown in the report. It is empty for the measured server,
-// and set for the server of [Options.Against].
+// through is a measured server, whose gateway is in front of a backend. The report shows the field name. It is empty for the server under
+// test, and set for the server of [Options.Against].
 type through struct {
 	url, name string
 	backend   *backend
@@ -172,7 +172,8 @@ func (o Options) gateway(ctx context.Context, servers []through, calls int) (rep
 	return report, nil
 }
 
-// compared returns a text with the percentiles of two lists of times: for direct calls, and for calls through the gateway.
+// compared returns a text with the percentiles of two lists of times, and with their differences. The parameter direct has the times of
+// direct calls, and over has the times of calls through the gateway.
 func compared(direct, over []time.Duration) string {
 	slices.Sort(direct)
 	slices.Sort(over)

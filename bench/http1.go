@@ -123,8 +123,8 @@ func (m *message) status() int {
 	return n
 }
 
-// poster sends POST requests over one connection. It returns the response, which is valid until the next call. The lines of the parameter
-// head end with CRLF.
+// poster sends POST requests over one connection. The method post returns the body of the response, which is valid until the next call.
+// The parameter head has the header lines, each with CRLF at its end.
 type poster interface {
 	post(target *url.URL, head, body []byte) ([]byte, error)
 	close()

@@ -268,8 +268,8 @@ func newLedger(prefix string, s Shape, secrets []string) *ledger {
 
 func (l *ledger) id(n int) string { return l.prefix + strconv.Itoa(n) }
 
-// publishing records when event n is sent. With a fixed rate, this is the time at which the event should be sent. So if the server
-// accepts events too slowly, the delay counts as part of the latency of the later events.
+// publishing records when event n is sent. With a fixed rate, the parameter at is the time at which the event should have been sent. So
+// if the server accepts events too slowly, the delay counts as part of the latency.
 func (l *ledger) publishing(n int, at time.Time) { l.sent[n].Store(int64(at.Sub(l.began))) }
 
 // arrive records that an endpoint has received an event. It ignores events of other runs.

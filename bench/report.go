@@ -49,8 +49,8 @@ type Result struct {
 	CPUPer10k       *float64 `json:"cpuSecondsPer10k"`
 	SenderCPUPer10k *float64 `json:"senderCPUSecondsPer10k"`
 	PeakRSS         int64    `json:"peakRSSBytes,omitempty"` // of the sender, since it began
-	// SourceRatio is set if this result is for events from POST /events, and the previous result is for the same events from a source. It
-	// is the sender's CPU time per delivery in the previous result, divided by the sender's CPU time per delivery in this result.
+	// SourceRatio compares the sender's CPU time per delivery for a source and for POST /events. It is the time for the source (the
+	// previous result), divided by the time for POST /events (this result). It is set only if the two results are for the same events.
 	SourceRatio *float64 `json:"sourceCPURatio,omitempty"`
 
 	Latency Latency `json:"latencyMillis"` // publish to arrival
@@ -166,8 +166,8 @@ func (r Report) WriteJSON(w io.Writer) error {
 	return e.Encode(r)
 }
 
-// ratio returns a text that says how many times longer the 99th percentile of the latency is with hanging endpoints than without. The
-// ratio is unknown if deliveries were lost, because a lost delivery has no latency.
+// ratio returns a text with the 99th percentile of the latency with hanging endpoints, divided by the percentile without them. The ratio
+// is unknown if deliveries were lost, because a lost delivery has no latency.
 func ratio(with, without Result) string {
 	if with.Lost > 0 || without.Latency.P99 == 0 {
 		return "unknown: deliveries are lost"

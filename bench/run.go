@@ -141,9 +141,9 @@ func (p *pass) registerHanging(ctx context.Context) error {
 	}, func(int, []byte) error { return nil })
 }
 
-// register registers endpoints, as many as the parameter count says, over eight connections. The function endpoint returns the values of
-// the variables in the registration of endpoint i. The function answered gets the number of an endpoint, and the sender's response to its
-// registration.
+// register registers as many endpoints as the parameter count says, over up to eight connections. The function endpoint returns the
+// values of the variables for the registration of one endpoint. The function answered is called with the number of an endpoint, and with
+// the sender's response to its registration.
 func (p *pass) register(ctx context.Context, count int, endpoint func(int) values, answered func(int, []byte) error) error {
 	if p.adapter.Register == nil {
 		return nil

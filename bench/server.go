@@ -30,7 +30,7 @@ const catalog = `events:
       properties: {filler: {type: string}}
 `
 
-// server is the process that is measured. If the benchmark did not start it, at most one of the fields url and pid is set.
+// server is the process that is measured. If the benchmark did not start the process, it knows at most one of the fields url and pid.
 type server struct {
 	url, debug string
 	pid        int

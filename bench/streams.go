@@ -159,8 +159,8 @@ func (p *publisher) publish(n int) error {
 
 const listensAtOnce = 64
 
-// listens opens streams. The parameter count is their number, and filter(i) is the filter of stream i. The channel arrived receives the
-// time at which a message with the given method arrives on a stream. The parameter opened counts the open streams.
+// listens opens as many streams as the parameter count says. The function filter returns the filter of stream i. When a message with the
+// given method arrives on a stream, the channel arrived receives the time of its arrival. The parameter opened counts the open streams.
 func listens(ctx context.Context, server string, count int, method string, filter func(i int) string, opened *atomic.Int64) (arrived <-chan time.Time, end func(), err error) {
 	messages, conns := make(chan time.Time, count), make([]net.Conn, count)
 	all, ctx := errgroup.WithContext(ctx)
