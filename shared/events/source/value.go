@@ -224,8 +224,8 @@ func (r *reach) checkValue(v Value, place jsonpointer.Pointer) {
 // parameter at is the path in the document to which text applies. The parameter place is the path of text in the pattern, and faults
 // contain it.
 //
-// checkPattern follows only the first two levels of the document, because the provider decides what the deeper levels contain. The
-// operator $or is not a level of the document, so its alternatives have the same path in the document as the object around $or.
+// checkPattern follows only the first two levels of the document, because the deeper levels depend on the provider. The operator $or is not
+// a level of the document, so its alternatives have the same path in the document as the object around $or.
 func (r *reach) checkPattern(text json.RawMessage, at, place jsonpointer.Pointer) {
 	for name, value := range jsonrpc.Members(text) {
 		here, place := append(slices.Clip(at), string(name)), append(slices.Clip(place), string(name))
@@ -268,8 +268,8 @@ func (r *reach) checkTexts(list json.RawMessage, kind string, place jsonpointer.
 	}
 }
 
-// checkPointer reports whether the source's requests or messages can have a value at the given pointer. If not, it adds a fault for the
-// given place.
+// checkPointer reports whether the source's requests or messages can have a value at the given pointer. If not, it adds a fault. The
+// parameter place says where the pointer is in a pattern or value.
 func (r *reach) checkPointer(pointer, place jsonpointer.Pointer) bool {
 	before := len(r.faults)
 	switch {

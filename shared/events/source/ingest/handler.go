@@ -368,7 +368,7 @@ const (
 	smallBody = 256 << 10
 	// largeBodies is the maximum number of bodies in memory that are larger than smallBody.
 	largeBodies = 25
-	// largeTime limits how long the rest of a large body may take to arrive. Providers do not wait longer.
+	// largeTime limits how long a large body may take to arrive after its first smallBody bytes. Providers do not wait longer.
 	largeTime = 10 * time.Second
 	// largeStall limits how long the next largePart bytes of a large body may take to arrive, so that a stalled sender frees its slot
 	// early.
