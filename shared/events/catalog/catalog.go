@@ -81,7 +81,8 @@ type Entry struct {
 	// these members.
 	Redact []string
 	Order  string // orderURI or orderNone
-	// Access restricts who may receive the events, in addition to the scope that the method requires. Nil adds no restriction.
+	// Access restricts who may receive the events, in addition to the scope that a principal needs for the MCP method. Nil adds no
+	// restriction.
 	Access *Access
 	// Backend is the backend that offers this event type, and Own the type's name there. Both are empty for the operator's own types.
 	Backend, Own string
@@ -164,8 +165,8 @@ func (e *Entry) WebhookAllowed() bool { return slices.Contains(e.Delivery, deliv
 // the filters. A filter accepts a value, a list of values or, for numbers and times, a range.
 func (e *Entry) InputSchema() json.RawMessage { return e.input }
 
-// Access restricts who may receive the events of an event type, in addition to the scope that the method requires. A nil Access adds no
-// restriction.
+// Access restricts who may receive the events of an event type, in addition to the scope that a principal needs for the MCP method. A nil
+// Access adds no restriction.
 type Access struct {
 	// Scopes lists the scopes that a principal needs. It needs all of them.
 	Scopes []string

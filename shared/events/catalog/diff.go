@@ -179,7 +179,7 @@ func (d *differ) compareSchemas(what string, a, b json.RawMessage) {
 var annotations = []string{"title", "description", "examples", "default", "deprecated", "$comment", "readOnly", "writeOnly"}
 
 // findIncompatible describes the first difference between a schema a and its successor b, or returns "" if they differ only in new
-// optional properties and annotations. The parameter at is the JSON pointer of both in the whole schema.
+// optional properties and annotations. If a and b are parts of larger schemas, the parameter at is the JSON pointer to them.
 func findIncompatible(a, b any, at string) string {
 	x, ok1 := a.(map[string]any)
 	y, ok2 := b.(map[string]any)

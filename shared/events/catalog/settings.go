@@ -47,7 +47,7 @@ func parseStored(src []byte) (*Catalog, error) {
 	return parseFile("stored catalog", src, true)
 }
 
-// Replace returns the edit that replaces the catalog, or removes it if next is nil. The edit also records the change for
+// Replace returns a [settings.Edit] that replaces the stored catalog, or removes it if next is nil. The edit also records the change for
 // [settings.Announce].
 func (d Document) Replace(next *Catalog) settings.Edit {
 	e := settings.Edit{Old: d.Stored, Text: next.Text()}
