@@ -424,8 +424,8 @@ func (c *conn) count(n int) {
 	c.left = min(c.left+max(0, n)*answerQuota, (c.busy+1)*answerQuota)
 }
 
-// exchange tracks which connection a request uses, and whether the request got one in time. The errors of net/http's transport do not say
-// this.
+// exchange tracks which connection a request uses, and whether the request got a connection in time. The errors of net/http's transport
+// do not say this.
 type exchange struct {
 	trace   httptrace.ClientTrace
 	ctx     context.Context // the exchange's context, because the transport dials with a different one
