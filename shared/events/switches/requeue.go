@@ -13,13 +13,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// resumed records that a switch was resumed: its deliveries are no longer paused, and its paused messages must be requeued.
+// resumed is the record of a resume, which ended the pause that a [Switch] had caused. While the record exists, messages of the paused
+// deliveries may still have to be requeued.
 type resumed struct {
 	V         int       `json:"v"`
 	Workspace string    `json:"ws"`
 	Name      Name      `json:"n"`
 	At        time.Time `json:"at"`
-	// Claimed is the time until which only one worker may requeue the messages. It is zero if no worker has claimed them.
+	// Claimed is the time until which a single worker has the exclusive right to requeue the messages. It is zero if no worker has this
+	// right.
 	Claimed time.Time `json:"claimed,omitzero"`
 }
 
@@ -29,15 +31,15 @@ func resumedKey(workspace string, n Name) store.Key {
 
 const requeueTime = time.Minute // the time over which one run of Requeue spreads the messages
 
-// claimedFor is how long a worker has the exclusive right to requeue the messages of a switch. If the worker dies, another worker
-// continues after this time.
+// claimedFor is how long a worker has the exclusive right to requeue the messages that one [Switch] has paused. If the worker dies,
+// another worker continues after this time.
 const claimedFor = 2 * time.Minute
 
-// Requeue puts the paused messages of resumed switches back on their queues, and returns their number. It must run every minute, and
-// immediately after a resume.
+// Requeue puts the messages of resumed deliveries back on their queues, and returns the number of messages. It must run every minute,
+// because one run sends at most 6,000 messages for each [Switch].
 //
-// A worker claims a switch before it sends the messages, and deletes each message after sending it. So messages are sent twice only after
-// a crash.
+// A worker first claims the exclusive right to requeue the messages of a [Switch]. It deletes each stored message after sending it. So a
+// message is sent twice only if the worker crashes or the deletion fails.
 func (s *Set) Requeue(ctx context.Context) (requeued int, err error) {
 	var errs []error
 	err = store.Each(ctx, s.DB, store.Key{Table: store.Deliveries, Partition: resumedPart}, "list the resumed switches", func(it *store.Item) error {
@@ -54,8 +56,8 @@ func (s *Set) Requeue(ctx context.Context) (requeued int, err error) {
 	return requeued, errors.Join(append(errs, err)...)
 }
 
-// RequeueOf requeues the paused messages of one resumed switch, like [Set.Requeue]. It does nothing if the switch is paused again or
-// another worker requeues the messages.
+// RequeueOf is like [Set.Requeue] for the messages that the [Switch] with the name n has paused. It does nothing if the deliveries are
+// paused again, or if another worker requeues the messages.
 func (s *Set) RequeueOf(ctx context.Context, workspace string, n Name) (requeued int, err error) {
 	if sw, err := s.Get(ctx, workspace, n); err != nil || sw != nil {
 		return 0, err
@@ -85,8 +87,8 @@ func (r *resumed) item(version int64) store.Item {
 	return store.Item{Key: resumedKey(r.Workspace, r.Name), Value: value, Version: version, Expires: r.At.Add(Kept)}
 }
 
-// claim gives this worker the exclusive right to requeue the messages of a resumed switch. It returns nil if the switch has not been
-// resumed, or if another worker has that right. The second result is the version of the claimed item, with which the caller releases the
+// claim gives this worker the exclusive right to requeue the messages that a [Switch] has paused. It returns nil if there is no record of
+// a resume, or if another worker has the right. The second result is the version of the record, which the caller needs to release the
 // claim.
 func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, int64, error) {
 	it, err := store.One(ctx, s.DB, resumedKey(workspace, n), "read a resumed switch")
@@ -109,7 +111,7 @@ func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, in
 	return &r, version, fault.Wrap(fault.Unavailable, err, "claim a resumed switch")
 }
 
-// requeueAll requeues up to 6,000 paused messages of a switch ([RequeueRate] per second for [requeueTime]).
+// requeueAll requeues up to 6,000 of the messages that a [Switch] has paused ([RequeueRate] per second for [requeueTime]).
 func (s *Set) requeueAll(ctx context.Context, workspace string, n Name) (requeued int, err error) {
 	const most = RequeueRate * int(requeueTime/time.Second)
 	for shard := range shards {
@@ -129,13 +131,14 @@ func (s *Set) requeueAll(ctx context.Context, workspace string, n Name) (requeue
 	return requeued, nil
 }
 
-// deadLetterItem turns an item that cannot be decoded or requeued into a dead letter, so that it does not block other items.
+// deadLetterItem turns a stored message that cannot be decoded or requeued into a dead letter, so that it does not block other messages.
+// It treats the record of a resume in the same way.
 func (s *Set) deadLetterItem(ctx context.Context, it *store.Item, reason error) error {
 	return queue.DeadLetterItem(ctx, s.Queue, s.DB, it, reason, s.now(), cmp.Or(s.Log, slog.Default()))
 }
 
-// requeue sends messages back to their queues and deletes their items. The parameter before is the number of messages that this run has
-// already sent. The delays of the messages depend on it, so that a run sends [RequeueRate] messages per second.
+// requeue sends messages back to their queues and deletes their store items. The parameter before is the number of messages that this run
+// of requeueAll has already sent. The delays of the messages depend on it, so that the run sends [RequeueRate] messages per second.
 func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error {
 	byQueue := map[queue.Name][]queue.Outgoing{}
 	stored := map[queue.Name][]store.Item{} // the item of each message in byQueue
@@ -188,8 +191,8 @@ func (s *Set) sendEach(ctx context.Context, name queue.Name, out []queue.Outgoin
 // isRefused reports whether an error means that a queue will never accept the message.
 func isRefused(err error) bool { return fault.Is(err, fault.Invalid) || fault.Is(err, fault.TooLarge) }
 
-// Note is an operator's note about an origin with failing endpoints, for example "the owner has been told". It does not pause deliveries.
-// Notes are stored next to the switches, because the same Lambda functions need permission to read and write both.
+// Note is an operator's note about the origin of failing endpoints, for example "the owner has been told". It does not pause deliveries.
+// Notes are in this package because the Lambda functions that need them may also read and write switches.
 type Note struct {
 	Origin string    `json:"origin"`
 	Text   string    `json:"text"`
@@ -275,7 +278,8 @@ func EachNoteBy(ctx context.Context, db store.DB, workspace, principal string, d
 	})
 }
 
-// UnnameNote replaces the name of the principal that wrote a note. It does nothing if the note was removed meanwhile.
+// UnnameNote replaces the name of the principal that wrote a note, to erase this principal's personal data. It does nothing if the note
+// was removed meanwhile.
 func UnnameNote(ctx context.Context, db store.DB, workspace string, n Note, name string) error {
 	n.By = name
 	return rewrite(ctx, db, noteKey(workspace, n.Origin), n)

@@ -1,9 +1,9 @@
 // Package switches lets operators and owners of subscriptions pause the deliveries of a workspace, of an event type, to an endpoint's
 // origin, or of one subscription. It keeps the messages of paused deliveries, and requeues them when the deliveries are resumed.
 //
-// A switch exists as an item only while its deliveries are paused. Package delivery calls [Set.FindPaused] before each attempt, which
-// answers from memory with data that is at most [MaxAge] old. If a delivery is paused, its queue message is stored as an item for at most
-// [Kept]. A paused subscription is also marked in its own record, which package delivery reads anyway.
+// A [Switch] is a record in the store that exists only while its deliveries are paused. Package delivery calls [Set.FindPaused] before
+// each attempt, which answers from memory with data that is at most [MaxAge] old. If a delivery is paused, its queue message is stored
+// for at most [Kept]. A paused subscription is also marked in its own record, which package delivery reads anyway.
 //
 // Resuming deletes the switch and records that its messages must be requeued. [Set.Requeue] then puts them back on their queues at a
 // limited rate, and continues after an interruption. The package does not interpret the messages.
@@ -36,13 +36,13 @@ import (
 const (
 	// MaxAge is the maximum age of the switches that a process has cached in memory.
 	MaxAge = 4 * time.Second
-	// recheck is the age at which a process reads the switches from the store again.
+	// recheck is the age at which a process reads its cached switches from the store again.
 	recheck = 2 * time.Second
 	// Kept is how long a paused message is stored before it expires.
 	Kept = 30 * 24 * time.Hour
 	// RequeueRate is how many messages per second are requeued for one switch.
 	RequeueRate = 100
-	// linger is how long after a resume [Set.Requeue] looks for paused messages. Other processes may still pause messages until they
+	// linger is how long after a resume [Set.Requeue] looks for paused messages. Other processes may still pause deliveries until they
 	// notice the resume.
 	linger = 10 * time.Minute
 
@@ -139,7 +139,7 @@ func key(workspace string, n Name) store.Key {
 	return store.Key{Table: store.Settings, Partition: "switch#" + workspace, Sort: string(n)}
 }
 
-// Keys returns the store keys of a switch and of the record that says that the switch was resumed.
+// Keys returns the store keys of a switch and of the record that [Set.Resume] writes.
 func Keys(workspace string, n Name) []store.Key {
 	return []store.Key{key(workspace, n), resumedKey(workspace, n)}
 }
@@ -193,7 +193,8 @@ func EachBy(ctx context.Context, db store.DB, workspace, principal string, do fu
 	})
 }
 
-// Unname replaces the name of the principal that set a switch. It does nothing if the switch was resumed meanwhile.
+// Unname replaces the name of the principal that set a switch, to erase this principal's personal data. It does nothing if the switch was
+// resumed meanwhile.
 func Unname(ctx context.Context, db store.DB, workspace string, sw Switch, name string) error {
 	sw.By = name
 	return rewrite(ctx, db, key(workspace, sw.Name), sw)
@@ -234,7 +235,8 @@ func (s *Set) Pause(ctx context.Context, workspace string, sw Switch) error {
 // ResumeOps returns the writes of [Set.Resume], for callers that add them to a larger transaction.
 func (s *Set) ResumeOps(workspace string, n Name) []store.Op {
 	r := resumed{V: version, Workspace: workspace, Name: n, At: s.now().UTC()}
-	// The record of the resume gets a new version. So a worker that still requeues messages for an earlier resume cannot delete it.
+	// The record of the resume gets a new version. So a worker that still requeues messages after an earlier resume cannot delete the
+	// record.
 	return []store.Op{store.Delete(key(workspace, n)), store.Put(r.item(r.At.UnixMicro()))}
 }
 
@@ -301,7 +303,7 @@ func (s *Set) newNames(workspace string) *refresh.Value[map[Name]bool] {
 	})
 }
 
-// Message is a queue message that waits until its switch is resumed.
+// Message is a queue message of a paused delivery. It waits in the store until the delivery is resumed.
 type Message struct {
 	Queue queue.Name
 	Body  []byte
@@ -317,7 +319,7 @@ func SortKey(since time.Time, id string) string {
 	return fmt.Sprintf("%016d#%s", since.UnixMicro(), id)
 }
 
-// stored is the JSON of a paused message in an item.
+// stored is the JSON form of a paused message in the store.
 type stored struct {
 	V     int        `json:"v"`
 	Queue queue.Name `json:"q"`
@@ -328,7 +330,7 @@ type stored struct {
 	Body json.RawMessage `json:"b"`
 }
 
-// encodeStored encodes a message so that even the largest message that a queue allows fits into an item.
+// encodeStored encodes a paused message so that even the largest message that a queue allows fits into a store item.
 func encodeStored(m Message) []byte {
 	out := stored{version, m.Queue, m.Group, m.Owner, m.Body}
 	if !json.Valid(m.Body) || m.Body[0] == '"' {
@@ -357,8 +359,8 @@ func waitingPartition(workspace string, n Name, shard int) string {
 	return fmt.Sprintf("paused#%s#%d#%s", workspace, shard, n)
 }
 
-// Waiting counts the messages that wait for a switch. A message is one delivery, or a page task, which stands for the deliveries of one
-// or more events to many subscribers.
+// Waiting counts the messages that wait until a switch is resumed. A message is one delivery, or a page task, which stands for the
+// deliveries of one or more events to many subscribers.
 type Waiting struct {
 	Messages int `json:"messages"`
 	// More is true if Messages is only a lower bound, because there are too many waiting messages to count all of them.
@@ -367,10 +369,10 @@ type Waiting struct {
 	Oldest time.Time `json:"oldest,omitzero"`
 }
 
-// maxWaiting limits how many messages [Set.CountWaiting] reads from each partition, because a message can have 250 KB.
+// maxWaiting limits how many messages [Set.CountWaiting] reads from each of a switch's partitions, because a message can have 250 KB.
 const maxWaiting = 50
 
-// CountWaiting counts the messages that wait for a switch.
+// CountWaiting counts the messages that wait until the switch with the name n is resumed.
 func (s *Set) CountWaiting(ctx context.Context, workspace string, n Name) (w Waiting, err error) {
 	for shard := range shards {
 		page, err := s.DB.Query(ctx, store.Query{
@@ -414,8 +416,8 @@ func (s *Set) Item(workspace string, n Name, m Message) store.Item {
 	}
 }
 
-// OperatorPausedAt returns when an operator paused a subscription, or the zero time. The pause remains when the subscription ends.
-// Otherwise its owner could lift the pause by subscribing again, because the same events/subscribe leads to the same id.
+// OperatorPausedAt returns when an operator paused a subscription, or the zero time. The switch remains when the subscription ends.
+// Otherwise the owner could lift the pause by subscribing again, because the same events/subscribe request leads to the same id.
 func (s *Set) OperatorPausedAt(ctx context.Context, workspace, id string) (time.Time, error) {
 	sw, err := s.Get(ctx, workspace, SubscriptionSwitch(id))
 	if err != nil || sw == nil || !sw.Operator {
