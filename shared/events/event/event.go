@@ -39,7 +39,7 @@ type Event struct {
 	Workspace string
 	// ID identifies the event among the events of its URI. It matches [A-Za-z0-9_-]{1,128}, without dots, because a webhook signature
 	// joins the id, the time and the body with dots. It is also the webhook-id of deliveries, except to MCP Events clients with the
-	// profile "final".
+	// profile "final" (the Final version of SEP-3415).
 	ID        string
 	URI       string    // in canonical form
 	Name      string    // the name of the event type
@@ -49,8 +49,8 @@ type Event struct {
 	Data json.RawMessage
 	// Trace is the trace that the event's deliveries belong to. It is empty for most events.
 	Trace trace.Context
-	// Gap says that this is not an event but a notice, without payload, that the backend has lost events of the URI. The notice is
-	// delivered in order with events.
+	// Gap says that this is not an event but a notice without payload. The notice says that a backend, which is an MCP server behind the
+	// gateway, has lost events of the URI. It is delivered in order with events.
 	Gap bool
 }
 
@@ -66,7 +66,7 @@ func ValidID(id string) bool {
 	return 1 <= len(id) && len(id) <= 128
 }
 
-// NewID returns a new id. The ids sort in the order of the times at which they were made.
+// NewID returns a new id. Sorted as texts, ids are in the order of the times at which they were made.
 func NewID() string { return idPrefix + uuid.Must(uuid.NewV7()).String() }
 
 // TimeOfID returns the time, to the millisecond, at which [NewID] made an id. It returns false for any other id.
