@@ -179,9 +179,8 @@ func (c *Client) sessionID() string {
 	return ""
 }
 
-// call sends a request, decodes the result, and returns the header of the HTTP response. If the session has ended, call starts a new one
-// and sends the request again. If there is no session, for example because an earlier call could not start one, it starts a session
-// first.
+// call sends a request, decodes the result, and returns the header of the HTTP response. In a revision of MCP with sessions, it first
+// starts a session if the client has no session. If the session has ended, call starts a new one and sends the request again.
 func (c *Client) call(ctx context.Context, method string, params map[string]any, result any) (http.Header, error) {
 	session := c.session.Load()
 	if c.isStateless() {
@@ -235,7 +234,7 @@ func (c *Client) chooseStore(o SubscribeOptions) Store {
 	return &c.memory
 }
 
-// Close ends the session, if there is one. It takes at most five seconds. Close the subscriptions before, because a running subscription
+// Close ends the session, if there is one. It takes at most five seconds. Close the subscriptions first, because a running subscription
 // would start a new session.
 func (c *Client) Close() error {
 	if c.sessionID() == "" {

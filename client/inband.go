@@ -33,8 +33,8 @@ func (o *occurrence) event(via string) Event {
 	return Event{Via: via, ID: o.EventID, Name: o.Name, URI: o.uri(), Time: o.Timestamp, Cursor: o.Cursor, Received: time.Now(), Data: o.Data}
 }
 
-// uri returns the event's URI from _meta, where only servers of this project put it. For events of other servers, it returns an empty
-// string. Their _meta may be any JSON value.
+// uri returns the event's URI, which servers of this project put into _meta. For events of other servers, it returns an empty string.
+// Their _meta may be any JSON value.
 func (o *occurrence) uri() string {
 	var meta map[string]json.RawMessage
 	var uri string

@@ -334,9 +334,9 @@ func (f *flow) repeat(attempt func() (time.Duration, error)) error {
 	}
 }
 
-// isTransient reports whether the client should try again after an error. If a proxy answers with an error page and status 404 or 405,
-// the error is transient only if the server has accepted the subscription before. The server is then probably restarting. Otherwise the
-// URL is probably wrong.
+// isTransient reports whether the client should try again after an error. A restart of the server is transient, but a wrong URL is not,
+// and in both cases a proxy may answer with an error page and status 404 or 405. Such a page counts as transient only if the server has
+// accepted the subscription before.
 func (f *flow) isTransient(err error) bool {
 	return Retryable(err) || f.started && httpcall.FromProxy(err)
 }

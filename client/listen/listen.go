@@ -202,7 +202,7 @@ func (o *Options) subscription(p *printer) client.SubscribeOptions {
 
 type line struct {
 	client.Event
-	// Envelope is "gap" if the line reports lost events. It is empty for an event.
+	// Envelope is "gap" if this line of the output reports lost events. It is empty for an event.
 	Envelope string `json:"envelope,omitempty"`
 }
 
