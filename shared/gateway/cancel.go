@@ -21,10 +21,10 @@ import (
 // A client with a session cancels a call with a notification, which may arrive at another instance than the one that makes the call. A
 // client of 2026-07-28 closes its connection instead. The gateway cancels its calls to backends in the same two ways.
 //
-// For a notification, Cancel writes a mark to the store and forwards the notification to the backends with sessions. The instance that
-// makes the call finds the mark and ends the call. It closes the connection to a stateless backend. It notifies a session-based backend
-// again, because the first notification may have overtaken the request. If a client closes its connection, the gateway also notifies a
-// session-based backend.
+// For a notification, Cancel stores a mark, which says that the client has cancelled the call, and forwards the notification to the
+// backends with sessions. The instance that makes the call finds the mark and ends the call. It closes the connection to a stateless
+// backend. It notifies a session-based backend again, because the first notification may have overtaken the request. If a client closes
+// its connection, the gateway also notifies a session-based backend.
 //
 // If a client ends its session, the gateway cancels all calls of the session with one mark, because the client can no longer answer
 // questions.

@@ -52,7 +52,7 @@ const elicitationPrefix = "gw_"
 // elicitationLife limits how long the store keeps an elicitation, in case the process dies or cannot clean up.
 const elicitationLife = time.Hour
 
-// elicitationExpiry returns when the store may drop an elicitation of the call with the context ctx.
+// elicitationExpiry returns when the store may drop an elicitation. The context ctx belongs to the elicitation's call.
 func elicitationExpiry(ctx context.Context) time.Time {
 	until := time.Now().Add(elicitationLife)
 	if ends, ok := ctx.Deadline(); ok && ends.Before(until) {

@@ -79,8 +79,8 @@ func (ss *sessions) holderOf(c api.Client, b *backends.Backend) string {
 	return "p-" + base64.RawURLEncoding.EncodeToString(h[:]) + ss.tokenID(c, b)
 }
 
-// tokenID returns a text that differs for each token of a caller, or "" if the backend does not act for its callers. It is a keyed hash, so
-// that the store does not help to guess a token, which can be a password.
+// tokenID returns a text that differs for each token of a caller, or "" if the backend does not act for its callers. It is a keyed hash,
+// so that a reader of the store cannot check guesses of a token, which can be a password.
 func (ss *sessions) tokenID(c api.Client, b *backends.Backend) string {
 	if !b.ActsForCallers() {
 		return ""
@@ -155,7 +155,7 @@ func (ss *sessions) put(c api.Client, b *backends.Backend, itemVersion int64, va
 	return ops
 }
 
-// recordUse extends the life of a session in the store when a call uses it, at most once per usedEvery.
+// recordUse extends the life of a stored session that a call uses. It writes to the store at most once per usedEvery.
 func (ss *sessions) recordUse(ctx context.Context, c api.Client, b *backends.Backend, it *store.Item) {
 	if time.Until(it.Expires) > sessionTTL-usedEvery {
 		return

@@ -19,7 +19,7 @@ import (
 // Clients of 2026-07-28 get no messages from the GET stream. To ask such a client, the gateway cancels and repeats a call. That might be
 // the wrong one, even if no other call is running, because a backend may still ask on behalf of a call whose client has gone.
 
-// receiveStrays lets the call receive the stray messages of its session until the function leave is called.
+// receiveStrays lets the call receive the messages of its session that name no call, until the function leave is called.
 func (x *exchange) receiveStrays(ctx context.Context) (leave func()) {
 	// A backend that is a command needs no GET stream, because package stdio itself hands the stray messages of commands to calls.
 	if x.with.ID == "" || x.backend().Command != nil || x.call.Version.Stateless() || !translate.MayBeAsked(x.call.Capabilities) {

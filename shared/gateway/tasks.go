@@ -101,8 +101,8 @@ func (x *exchange) adaptTask(m *upstream.Message) error {
 	return nil
 }
 
-// relateTask replaces a task's id in a message's _meta by the id for the client. If the tasks extension is not in use, the id stays as it
-// is.
+// relateTask replaces the id of the related task in a message's _meta by the id for the client. If the tasks extension is not in use, the
+// id stays as it is.
 func (x *exchange) relateTask(m upstream.Message) upstream.Message {
 	if !bytes.Contains(m.Raw, []byte(spec.MetaRelatedTask)) || !x.with.Version.Stateless() || !x.call.Version.Stateless() ||
 		!translate.DeclaresTasks(x.call.Capabilities) {
@@ -262,8 +262,8 @@ func isPermanent(err error) bool {
 	return errors.Is(err, upstream.ErrAnswer) || errors.Is(err, errUnwatched) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.Unauthenticated)
 }
 
-// params returns params that contain only a _meta, with the client's name and capabilities, or with the gateway's name if the client's is
-// unknown. The callers add the members of subscriptions/listen or tasks/get.
+// params returns params that contain only a _meta with the client's name and capabilities. If the client's name is unknown, the _meta has
+// the gateway's name. The callers add the members of subscriptions/listen or tasks/get.
 func (l *taskListen) params(version spec.Version) json.RawMessage {
 	info := l.client.Info
 	if len(info) == 0 {

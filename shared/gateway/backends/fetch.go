@@ -179,7 +179,8 @@ const (
 	maxEntryDepth = jsonrpc.MaxDepth - 3
 )
 
-// parseEntry parses one entry of a list and adds the backend's prefix to its name. If the entry is unusable, why is the reason.
+// parseEntry parses one entry of a list and adds the backend's prefix to its name. If the entry is unusable, the result why is the
+// reason.
 func (v *View) parseEntry(kind api.Kind, raw json.RawMessage) (e Entry, why string) {
 	own, ok := jsonrpc.String(jsonrpc.Member(raw, kind.Name()))
 	switch {

@@ -103,8 +103,8 @@ func (b *Backend) SetNoStream(ctx context.Context, until time.Time) error {
 // Changed returns a channel that receives when the result of [Backend.Wanted] may have changed.
 func (b *Backend) Changed() <-chan struct{} { return b.changed }
 
-// Reported returns a channel that receives the methods of notifications about changed lists. The backend has sent these notifications
-// within calls that this process handles.
+// Reported returns a channel that receives the method of each notification about a changed list that the backend sends within a call of
+// this process.
 func (b *Backend) Reported() <-chan string { return b.reported }
 
 // Outdate makes the next [Backend.List] fetch the list again.

@@ -39,8 +39,8 @@ type fetched struct {
 	entries []Entry
 	ttl     time.Duration
 	shared  bool // the list is the same for all callers
-	// restricted has a function for each resource template that the rules deny, or for which a caller needs scopes. The function reports
-	// whether the template matches a URI.
+	// restricted has a function for each resource template that not every caller may use, because the rules deny it or demand scopes. The
+	// function reports whether the template matches a URI.
 	restricted []func(uri string) bool
 }
 
@@ -76,8 +76,8 @@ type pendingList struct {
 	failed bool
 }
 
-// fetchLists fetches the views' lists in the background. It uses a cached list if the list version has not changed and the list is
-// younger than the result of the function use.
+// fetchLists fetches the views' lists in the background. The function use returns how old a cached list may be. Instead of fetching a
+// list, fetchLists uses a cached list that is younger, unless the list version has changed.
 func (bs *Set) fetchLists(ctx context.Context, views []*View, kind api.Kind, use func(*fetched) time.Duration) []*pendingList {
 	versions := listVersions(ctx, bs.options, views, kind)
 	pending := make([]*pendingList, len(views))
@@ -108,9 +108,9 @@ func (bs *Set) fetchLists(ctx context.Context, views []*View, kind api.Kind, use
 // isGone reports whether the client has disconnected, so that a failure says nothing about the backend or the store.
 func isGone(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }
 
-// recordLeftOut records that a client gets a combined list without the backend's entries, so that the relay announces a change when it
-// can read them (see [api.LeftOut]). It ignores views of single callers, because the relay reads lists only with the operator's
-// credentials.
+// recordLeftOut records that a client gets a combined list without the backend's entries. The relay announces a change when it can read
+// these entries (see [api.LeftOut]). recordLeftOut ignores views of single callers, because the relay reads lists only with the
+// operator's credentials.
 func (v *View) recordLeftOut(ctx context.Context, kind api.Kind) {
 	if v != v.backend.view {
 		return

@@ -82,7 +82,7 @@ func (bs *Set) Unsubscribe(ctx context.Context, s api.Subscription) error {
 	return fault.Wrap(fault.Unavailable, err, "end a subscription at a backend")
 }
 
-// wakeRelay makes the relay read the backend's subscriptions again, if the relay runs in this process.
+// wakeRelay makes the relay read the clients' subscriptions to the backend's resources again, if the relay runs in this process.
 func (bs *Set) wakeRelay(ctx context.Context, at api.Place) {
 	for _, b := range bs.current(ctx) {
 		if b.Place() == at {

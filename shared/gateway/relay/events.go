@@ -218,8 +218,8 @@ func (r *Relay) receiveOnce(ctx context.Context, b *follower) error {
 	return e.run(ctx, of)
 }
 
-// transport sends the requests of package client to a backend, with the backend's credentials. The client knows only placeholderURL,
-// because it writes URLs to the log, and the backend's URL may contain a secret.
+// transport sends requests to a backend, with the backend's credentials, for package client, which receives the backend's events. Package
+// client knows only placeholderURL, because it writes URLs to the log, and the backend's URL may contain a secret.
 type transport struct {
 	upstream *upstream.Client
 	lines    *rate.Limiter // limits the lines of streams, see [limitedStream]

@@ -271,8 +271,9 @@ func (l *lease) release() {
 	}
 }
 
-// These numbers divide an invocation's time into parts. For example, an invocation of 15 minutes closes its streams 15 s before its end,
-// and the next invocation takes them over in the last quarter. If an invocation dies, other relays wait 30 s until its leases expire.
+// These numbers divide the time of a serverless function's invocation into parts. For example, an invocation of 15 minutes closes its
+// streams 15 s before its end, and the next invocation takes them over in the last quarter. If an invocation dies, other relays wait 30 s
+// until its leases expire.
 const (
 	closingShare  = 60
 	handoverShare = 4

@@ -39,7 +39,8 @@ func (s *States) Seal(state, binding []byte) string {
 	return opaque.Encode(s.aead.Seal(nil, nil, append(text, state...), binding))
 }
 
-// Open reverses [States.Seal]. It returns a fault of kind Invalid if the state is forged or expired, or if the binding is another one.
+// Open reverses [States.Seal]. It returns a fault of kind Invalid if the state is forged or expired, or if it was sealed with another
+// binding.
 func (s *States) Open(sealed string, binding []byte) ([]byte, error) {
 	bad := fault.New(fault.Invalid, "requestState belongs to another request or has expired")
 	raw, err := opaque.Decode(sealed)

@@ -240,9 +240,9 @@ func (p *process) recordAnswer(id json.RawMessage) bool {
 	return open
 }
 
-// moveQuestions decides about the open questions of a request that has ended. If the request has a response and the client can still
-// answer, the questions only wait for the answers. Otherwise they go to another running call. If no call is running, the questions of a
-// request with a response wait for the next call, and the questions of a cancelled request are refused.
+// moveQuestions handles the questions that are open when a request ends. If the request has a response and the client can still answer,
+// the questions only wait for the answers. Otherwise they go to another running call. If no call is running, the questions of a request
+// with a response wait for the next call, and the questions of a cancelled request are refused.
 func (p *process) moveQuestions(from *exchange) {
 	for id, q := range p.questions {
 		if q.asked != from {
