@@ -319,7 +319,7 @@ const (
 	// maxIdle limits the total idle time between the last three batches of a busy process. A process that was idle for longer does not
 	// count as busy.
 	maxIdle = time.Second
-	// fullBatch is the number of messages in the largest batch that SQS passes to the function (BatchSize in template.yaml).
+	// fullBatch is the number of messages in the largest batch that SQS passes to the Lambda function (BatchSize in template.yaml).
 	fullBatch = 10
 )
 

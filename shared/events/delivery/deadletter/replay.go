@@ -109,8 +109,8 @@ func reactivate(ctx context.Context, q queue.Sender, s *subscription.Subscriptio
 }
 
 // readEvents returns the next events of a replay's time span that the subscription wants. Each call reads one page of one partition of
-// the event log, from the position at which the previous call ended. At the end, next is "". The result pattern is the key of the
-// subscription's pattern to which the partition belongs.
+// the event log, from the given position. The result next is the position for the next call, or "" at the end. The result pattern is the
+// key of the subscription's pattern to which the partition belongs.
 //
 // Events of the same microsecond are returned together, even beyond the limit, because the position has no finer resolution.
 func (rs *Replays) readEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect, position string, limit int) (pattern string, events []event.Event, next string, err error) {

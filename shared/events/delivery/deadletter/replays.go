@@ -163,8 +163,8 @@ func within(ctx context.Context, most time.Duration) time.Duration {
 }
 
 // Start starts a replay that sends at most rate letters or events per second. If a replay of the same selection is running, Start returns
-// that one. It also returns a finished replay of events that was created less than [SameReplay] ago, so that a repeated request does not
-// send the events twice.
+// the running replay. It also returns a finished replay of events that was created less than [SameReplay] ago, so that a repeated request
+// does not send the events twice.
 //
 // The parameter by is the name of the person who requested the replay. The parameter sub is the selected subscription for a replay of
 // events, and nil for a replay of dead letters.

@@ -220,8 +220,9 @@ func (x *Explainer) explainAll(ctx context.Context, s *subject, subs []subscript
 	return list, nil
 }
 
-// explain finds the outcome for one subscription from the most certain source: the stored delivery, then the delivery log, and then
-// [Decide], as if the event arrived now. The parameters sub and del may be nil.
+// explain finds the outcome of the event for one subscription from the most certain source. The first source is the stored delivery, then
+// follows the delivery log, and then [Decide], which is called as if the event arrived now. The parameter sub is nil if the subscription
+// no longer exists, and del is nil if no delivery is stored.
 func (x *Explainer) explain(ctx context.Context, s *subject, id string, sub *subscription.Selected, del *state.Delivery) (Outcome, error) {
 	o := Outcome{ID: id}
 	if sub != nil {

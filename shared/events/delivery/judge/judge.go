@@ -40,7 +40,8 @@ const (
 	Paused       // a switch pauses the delivery
 )
 
-// Ruling is a decision about an event. If the decision is [Paused], Switch is the switch that pauses the delivery.
+// Ruling says whether a subscriber receives an event now, or why not. If the decision is [Paused], Switch is the switch that pauses the
+// delivery.
 type Ruling struct {
 	Decision
 	Switch switches.Name

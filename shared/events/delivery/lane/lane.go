@@ -399,7 +399,8 @@ type pool struct {
 	ring        []*ringEntry // the principals with attempts that could start; the first one has the next turn
 }
 
-// ringEntry is a principal that takes turns with the other principals of a pool, with its waiting attempts that could start.
+// ringEntry is a principal that takes turns with the other principals of a pool. It has the principal's waiting attempts that could
+// start.
 type ringEntry struct {
 	principal string
 	ring      []*flow // one per endpoint; the first one has the next turn

@@ -518,8 +518,8 @@ func (ds *Deliveries) storeClaimed(ctx context.Context, body *newBody) (err erro
 type newBody struct {
 	item   store.Item
 	stored storedBody // describes the event in the store after a successful write
-	// release lets the other deliveries of the event continue. If the event could not be written because of an error, they fail with the
-	// same error. After a conflict, they check again whether the event is stored.
+	// release lets the other deliveries of the event continue. If the event could not be written because of an error, the other
+	// deliveries fail with the same error. After a conflict, they check again whether the event is stored.
 	release func(written bool, err error)
 	done    chan struct{}
 	err     error // may be read when done is closed

@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// The states of a delivery. [Delivery.State] has one of these values. But a paused delivery is stored as "pending", with
+// The states of a delivery. The state Paused is never stored: a paused delivery is stored with the state Pending and the time
 // [Delivery.PausedAt].
 const (
 	None      = "" // not stored, because it is not attempted yet, was delivered, or ended with its subscription
