@@ -195,8 +195,8 @@ func FromPanic(p any) error { return fmt.Errorf("panic: %v\n%s", p, debug.Stack(
 // PrintData prints the data of an error for the command line, which has already printed the error's text (the parameter shown). Each
 // schema fault gets a line, for example "/number: must be integer, not string". Other data is printed as JSON.
 //
-// PrintData skips data that would only repeat the shown text: the faults of a file, because the text lists them all, and a single fault
-// that the text contains.
+// PrintData skips data that would only repeat the shown text: the faults of a file, which the text lists, and a single fault that the
+// text contains.
 func PrintData(w io.Writer, data any, shown string) {
 	b, err := json.Marshal(data)
 	if err != nil {

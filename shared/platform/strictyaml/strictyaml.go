@@ -145,7 +145,7 @@ type Field struct {
 // what.
 func Func(name string, read func(n *Node, what string)) Field { return Field{name, read} }
 
-// Var returns a field whose value is stored in *to, for example Var("path", &key.Path, file.Bool).
+// Var returns a field that stores the result of the function read in *to, for example Var("path", &key.Path, file.Bool).
 func Var[T any](name string, to *T, read func(n *Node, what string) T) Field {
 	return Field{name, func(n *Node, what string) { *to = read(n, what) }}
 }

@@ -181,8 +181,9 @@ type ConsumeOptions struct {
 	Batch int
 	// Concurrency is the number of concurrent calls of the handler; 0 means 1.
 	Concurrency int
-	// Visibility is the time after which the context of a handler's call ends; 0 means 30 s. The messages of the call stay in flight, and
-	// are not delivered again, until the handler returns. If the process dies, they stay in flight until that time is over.
+	// Visibility limits a call of the handler: the context of the call ends after this time; 0 means 30 s. The messages of the call stay
+	// in flight, and are not delivered again, until the handler returns. If the process dies, they stay in flight until that time is
+	// over.
 	Visibility time.Duration
 	// MaxReceives is the number of failures after which a message moves to [Dead]; 0 means that it never moves. If several messages of a
 	// FIFO group fail together, only the first one counts a failure, because the handler fails the others only to keep the order.

@@ -148,8 +148,8 @@ func (r *record) bodies() []string {
 	return out
 }
 
-// originals returns the recorded bodies of messages on [queue.Dead] as they were before the messages became dead letters. A message that
-// SQS moved has its original body, because SQS does not make a [queue.DeadLetter] of it.
+// originals returns the original bodies of the recorded messages on [queue.Dead]. It takes them out of the dead letters. A message that
+// SQS itself moved to [queue.Dead] is no [queue.DeadLetter], and still has its original body.
 func (r *record) originals() []string {
 	out := r.bodies()
 	for i, body := range out {

@@ -131,7 +131,7 @@ func (mq *memoryQueue) publish(msgs []*message, delayed int, due int64) {
 	mq.wakeWorker()
 }
 
-// wakeWorker wakes one idle worker if a message is ready. That worker wakes the next one after it has taken a batch, so that batches fill
+// wakeWorker wakes one idle worker if a message is ready. After that worker has taken a batch, it wakes the next worker. So batches fill
 // before more workers run.
 func (mq *memoryQueue) wakeWorker() {
 	if n := len(mq.waiting); n > 0 && mq.window.ready.available() {

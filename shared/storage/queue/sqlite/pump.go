@@ -281,8 +281,8 @@ type batch struct {
 	msgs    []*message
 	handed  []queue.Message // msgs in the form in which the handler gets them
 	refused []*message      // messages of a FIFO queue that the handler does not get, because their senders got an error
-	// counted is true if a message of the batch may be from an earlier process; see [memoryQueue.inherited]. The worker must then write
-	// the receive counts before it calls the handler.
+	// counted says that the worker must write the receive counts to the file before it calls the handler. It is true if a message of the
+	// batch may be from an earlier process; see [memoryQueue.inherited].
 	counted bool
 	// exhausted is true if the only message of the batch was received as often as allowed, by processes that ended before its handler
 	// returned. The message becomes a dead letter without another call of the handler.

@@ -101,8 +101,8 @@ func hasMark(old attributes, mark []byte) bool {
 	return ok && string(t.Value) == string(mark)
 }
 
-// put writes an item. It calls markOf to make a mark only if op has a condition, because the repetition of an unconditional put cannot
-// fail.
+// put writes an item. If op has a condition, put calls markOf for the random mark of this write; see the package comment. An
+// unconditional put needs no mark, because a repetition of it cannot fail.
 func (db *DB) put(ctx context.Context, op store.Op, markOf func() []byte) error {
 	e := &expression{}
 	in := &dynamodb.PutItemInput{TableName: aws.String(db.names[op.Item.Table])}

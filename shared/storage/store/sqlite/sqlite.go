@@ -523,8 +523,8 @@ func (w *watchers) remove(partition string, ch chan struct{}) {
 }
 
 // notify tells the watchers about a commit and its stamp, and raises [DB.End]. It stores the stamp for the watchers before it raises the
-// end, so that a watcher that reads the end and then calls written misses no commit. It skips a full channel, because its watcher already
-// has a notification.
+// end, so that a watcher that reads the end and then calls written misses no commit. It does not send to a full channel, because the
+// channel's watcher already has a notification.
 func (w *watchers) notify(ops []store.Op, stamp int64, end *atomic.Int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -297,8 +297,8 @@ type disk struct {
 	methods        map[uintptr]*methods // SQLite's own methods by their address
 }
 
-// methods has SQLite's own methods for a file, to which the counting methods forward. A [disk] keeps a reference to it, because the
-// garbage collector does not see references in C memory and would free it.
+// methods has SQLite's own methods for a file, to which the counting methods forward. A [disk] keeps a reference to these methods.
+// Without it, the garbage collector would free them, because it does not see references in C memory.
 type methods struct {
 	sync    func(tls *libc.TLS, file uintptr, flags int32) int32
 	write   func(tls *libc.TLS, file, buf uintptr, n int32, offset sqlite3.Tsqlite3_int64) int32
@@ -321,8 +321,8 @@ var vfs struct {
 	disks    sync.Map // the disks by their ids
 }
 
-// count returns a URI that opens the file at path so that d counts its syncs and written bytes. Close d after the connections to the
-// file.
+// count returns a URI that opens the file at path so that d counts its syncs and written bytes. Close d only after all connections to the
+// file are closed.
 func (d *disk) count(path string) string {
 	vfs.register.Do(func() {
 		tls := libc.NewTLS()
