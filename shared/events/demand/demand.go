@@ -200,7 +200,8 @@ func EachOf(ctx context.Context, db store.DB, workspace, backend, principal stri
 	return store.EachOf(ctx, db, q, "list the demands of a principal", func(it *store.Item) error { return visit(it.Key) })
 }
 
-// queryOf returns the query for one caller's demands for events of a backend. The parameter partition has the demands of all callers.
+// queryOf returns the query for one caller's demands for events of a backend. The parameter partition is the partition of the store with
+// the demands of all callers.
 func queryOf(partition, caller string) store.Query {
 	return store.Query{Table: store.Sessions, Partition: partition, After: caller + "#", Until: caller + "#~"}
 }
@@ -213,8 +214,8 @@ func uriOf(it *store.Item) string {
 
 // await waits until the relay has subscribed at the backend or has recorded an error. After the time [Registry.Start], await returns nil.
 //
-// If the demand has a new token, an error may still be from the attempt with the previous token. So await ignores an error that is
-// already in the parameter before, which is the state before the change of the token.
+// If the demand has a new token, a recorded error may still be from the attempt with the previous token. The parameter before is the
+// state before the token changed, and await ignores an error that is already in this state.
 func (r *Registry) await(ctx context.Context, workspace, uri string, before State) error {
 	r.wake()
 	for end := time.Now().Add(cmp.Or(r.Start, 3*time.Second)); ; {
@@ -304,8 +305,8 @@ func (r *Registry) ListWanted(ctx context.Context, workspace, backend string) (m
 		if err != nil {
 			return nil, err
 		}
-		// A webhook subscriber records its demand before its subscription. So if there is a new subscription that the read above has
-		// missed, its demand already has a newer version, and this deletion fails.
+		// A new webhook subscriber records its demand before its subscription. So if the read above has missed a new subscription, the
+		// demand was already renewed and has a newer version. This deletion then fails with a conflict.
 		op := store.Delete(lapsed[i].Key, store.VersionIs(lapsed[i].Version))
 		if subscription.HeaderCount(header) > 0 {
 			add(&lapsed[i])

@@ -32,9 +32,9 @@ func (r *Registry) cipher(ctx context.Context) (cipher.AEAD, error) {
 	return opaque.NewCipher(secret, "mcpevents callers' tokens")
 }
 
-// chooseToken returns the new value of a demand. The value contains the caller's token t or, if it is valid for longer, the token in the
-// stored item had. The result replaced reports whether the value has another token than the stored item. Without a valid token,
-// chooseToken returns an error of kind Unauthenticated.
+// chooseToken returns the new value of a demand's stored item, the parameter had. The value contains the caller's token t or, if it is
+// valid for longer, the stored token. The result replaced reports whether the value has another token than the stored item. Without a
+// valid token, chooseToken returns an error of kind Unauthenticated.
 func (r *Registry) chooseToken(ctx context.Context, key store.Key, uri string, had *store.Item, t auth.Token) (value []byte, replaced bool, err error) {
 	stored, err := r.openToken(ctx, key, had)
 	if err != nil {

@@ -153,8 +153,8 @@ func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, batch []q
 // It looks for subscribers only after the append, because otherwise a client that subscribes from a cursor meanwhile could miss an event.
 // In this order, either deliver finds the new subscription, or the subscription's replay finds the event in the log.
 //
-// If streams or polls read a pattern, deliver also appends the events to the pattern's partitions of the log. A replay may read these
-// partitions instead, so deliver then looks for subscribers again.
+// If streams or polls read a pattern, deliver also appends the events to the pattern's partitions of the log. Then it looks for
+// subscribers again, because a replay may read from these partitions.
 func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
 	f.append(ctx, groups)
 	subscribers, err := f.match(ctx, groups)
@@ -426,9 +426,9 @@ const recordTime = time.Second
 // patternID identifies a pattern to which clients subscribe. The field key is [match.Pattern.Key].
 type patternID struct{ workspace, key string }
 
-// match sets each group's webhookKeys and inBandKeys to the keys of the patterns in use that match the group's events. It returns the
-// number of webhook subscribers of each such pattern. A second read of the store is needed only if parents or wildcards have subscribers
-// or readers.
+// match stores in each group the keys of the patterns that match the group's events: in webhookKeys, the patterns with webhook
+// subscribers, and in inBandKeys, the patterns that streams or polls read. It returns each pattern's number of webhook subscribers. A
+// second read of the store is needed only if parents or wildcards have subscribers or readers.
 func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[patternID]int, error) {
 	now := f.now()
 	var r reads

@@ -64,11 +64,10 @@ func (m *exactMerge) isNext(key int64) bool {
 }
 
 // readTo returns the position up to which the feed has read all entries of the source. The parameter end is a position that the log has
-// already reached. If the feed has read everything that was written to the source's partition, readTo returns end, because new entries
-// can only get keys after end.
+// already reached. If the feed has read everything in the source's partition, readTo returns end, because new entries can only get keys
+// after end.
 //
-// readTo also stores end in s.past, because a later call must not return less. After another write to the partition, the feed has no
-// longer read everything.
+// readTo also stores end in s.past, so that a later call never returns less, not even after another write to the partition.
 func (s *source) readTo(end int64) int64 {
 	if s.caughtUp && s.past < end && s.written != nil && s.written() <= s.past {
 		s.past = end
@@ -76,8 +75,8 @@ func (s *source) readTo(end int64) int64 {
 	return s.past
 }
 
-// findLagging returns the source that is furthest behind, so that the feed reads a page of it from the log. It returns nil if the next
-// entry to return comes before all entries that this source still has to read.
+// findLagging returns the source that is furthest behind, so that the feed reads a page of it from the log. It returns nil if no source
+// is behind, or if the feed already holds an entry that comes before everything that the sources still have to read.
 //
 // findLagging empties the inbox before this read. The log already has every batch that the inbox has dropped until then, and the feed
 // finds it there. So addPast only has to check for batches that the inbox drops afterwards.
@@ -225,9 +224,9 @@ func (m *stampedMerge) addPast(s *source, p logPage, began time.Time) (caughtUp 
 	s.past = p.next
 	settled := began.Add(-eventlog.Window).UnixMicro()
 	if s.bound == 0 && p.next > settled {
-		// Entries with keys after the settled position may still be committed. The feed gets such entries from the tail, and returns them
-		// only after it has read the older entries of the log. Until then, the source's floor, and with it the cursor, must not pass the
-		// settled position.
+		// Other entries with keys after the settled position may still be committed. The feed gets these entries from the tail, and
+		// returns them only after it has read the older entries of the log. Until then, the source's floor, and with it the cursor, must
+		// not pass the settled position.
 		s.bound = settled
 	}
 	floor := cmp.Or(s.bound, settled)
@@ -285,8 +284,9 @@ func (*stampedMerge) forget(*source) {}
 
 func (m *stampedMerge) hasPending() bool { return len(m.queue) > 0 }
 
-// settle moves the floors of sources whose tails have read further without finding entries. It takes these empty batches from the inbox
-// itself, because an empty batch does not wake the reader, so that receive would take them too late.
+// settle moves the floors of sources whose tails have read further without finding entries. (All entries up to a source's floor were
+// returned.) It takes these empty batches from the inbox before each cursor, because an empty batch does not wake the reader to call
+// receive.
 func (m *stampedMerge) settle() {
 	if len(m.queue) > 0 || len(m.at.behind) > 0 {
 		return
@@ -314,8 +314,8 @@ func (m *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 			at = s.floor
 		}
 	}
-	// The cursor must not be beyond the end of the log, because a feed that resumes with another pattern must find all of that pattern's
-	// events that are published from now on. If the client will resume with the same pattern, this does not matter.
+	// The cursor must not be after the end of the log. Otherwise a client that resumes with another pattern would miss events of that
+	// pattern that are published from now on. If at.sole is true, the client will resume with the same pattern, and this does not matter.
 	if end := m.at.log.Position(); at < 0 || at > end && !m.at.sole {
 		at = end
 	}
@@ -376,8 +376,8 @@ type position struct {
 	sources map[string]*source // by the names of their partitions
 	behind  []*source          // sources for which the feed still reads older entries from the log itself
 	sole    bool               // see [Request.Sole]
-	// begun is the position at which the feed begins. The field given is [eventlog.Cursor.Given] of the request's cursor, or the time of
-	// the request if it has no cursor.
+	// begun is the log position of the request's cursor, and given is [eventlog.Cursor.Given] of this cursor. Without a cursor, begun is
+	// the end of the log, and given is the time of the request.
 	begun, given int64
 }
 
@@ -458,9 +458,9 @@ func (r *recent) forget() {
 	r.order = r.order[1:]
 }
 
-// idsAfter returns the ids of the returned entries whose keys are greater than the parameter at. A cursor at this position must name
-// them, so that a resumed feed does not repeat them. If places is true, idsAfter omits the entries in partitions of concrete URIs,
-// because the cursor has separate positions for these partitions.
+// idsAfter returns the ids of the returned entries whose keys are greater than the parameter at. A cursor with the position at must name
+// these entries, so that a resumed feed does not repeat them. If places is true, the cursor has separate positions for the partitions of
+// concrete URIs, so idsAfter omits the entries in these partitions.
 //
 // idsAfter also removes entries from r that are too old for a cursor.
 func (r *recent) idsAfter(at int64, places bool) []string {

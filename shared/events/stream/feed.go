@@ -140,9 +140,9 @@ func (t *tail) read(ctx context.Context, began time.Time) (wait time.Duration, a
 	return pause(began.Sub(t.lastEntry)), true
 }
 
-// readNew returns the entries that the feeds do not have yet, and as last the position up to which it has read. If it finds an item that
-// a later release of the server wrote, it returns [eventlog.ErrLater]. It then returns the entries before the item only if keys grow in
-// commit order.
+// readNew returns the entries that the feeds do not have yet. The result last is the position up to which it has read. If it finds an
+// item that a later release of the server wrote, it returns [eventlog.ErrLater]. If keys grow in commit order, it returns the entries
+// before this item together with the error.
 func (t *tail) readNew(ctx context.Context) (entries []eventlog.Entry, last int64, err error) {
 	next, more := t.window.from, true
 	for more {
@@ -292,9 +292,8 @@ type merge interface {
 	forget(s *source)
 	// hasPending reports whether entries were read but not returned yet.
 	hasPending() bool
-	// cursor returns the position after all returned entries. If placed is true, c has a separate position for each of the feed's
-	// partitions that belong to one URI. The caller then need not add the entries returned from these partitions to
-	// [eventlog.Cursor.Sent].
+	// cursor returns the position after all returned entries. If placed is true, the cursor has a separate position for each partition
+	// that belongs to one URI. Entries from these partitions then need not be added to [eventlog.Cursor.Sent].
 	cursor() (c eventlog.Cursor, placed bool)
 }
 
@@ -321,7 +320,8 @@ const (
 	pageEffort = effort / 25
 )
 
-// Ready returns a channel that receives a value when [Feed.Poll] may have a delivery again after it has returned none.
+// Ready returns a channel that receives a value when [Feed.Poll] may have another delivery. Callers wait for it after a call of Poll that
+// returned no delivery.
 func (f *Feed) Ready() <-chan struct{} { return f.in.wake }
 
 // Poll returns the next delivery. The result ok is false if no delivery is ready. It is also false after Poll has dropped many entries,
@@ -450,8 +450,8 @@ const (
 	// maxWaiting limits the entries that wait for the reader of a feed, and maxWaitingBytes limits the size of their payloads. Beyond a
 	// limit, the feed ends with [ErrSlow], unless it is still catching up on older entries.
 	maxWaiting, maxWaitingBytes = 10_000, 16 << 20
-	// maxFloors limits the batches that wait for a feed. At this limit, the feed ignores new batches without entries, because these only
-	// move the cursor, and a later batch moves it further.
+	// maxFloors limits the batches that wait for a feed. At this limit, the feed ignores new batches without entries. Such a batch only
+	// says how far a tail has read, and a later batch says this, too.
 	maxFloors = 256
 )
 

@@ -141,8 +141,9 @@ func (in *inbox) takeFloors() (floors []*batch) {
 	return floors
 }
 
-// setTaken sets the load of the entries that the merge has taken from batches and the feed has not returned. The parameter readsPast says
-// that sources still have older entries to read from the log. The parameter hasPast says that the merge has such older entries to return.
+// setTaken tells the inbox about the entries that the feed has not returned yet. The parameter taken is the load of the entries that the
+// merge has taken out of the inbox. The parameter readsPast says that sources still have older entries to read from the log. The
+// parameter hasPast says that the merge holds such older entries.
 func (in *inbox) setTaken(taken load, readsPast, hasPast bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -156,8 +157,8 @@ func (in *inbox) startCatchUp() {
 	in.catchingUp = true
 }
 
-// hold sets whether batches without entries wake the reader. An entry that waits for other sources needs such batches, because they may
-// show that the other sources have no earlier entries.
+// hold sets whether batches without entries wake the reader. This is necessary while an entry waits for other sources, because such a
+// batch may show that another source has no earlier entries.
 func (in *inbox) hold(held bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -27,8 +27,8 @@ type Request struct {
 	// Cursor is the position at which another feed of the workspace ended, and after which this feed starts. If it is empty, the feed
 	// starts at the end of the log.
 	Cursor string
-	// TopicsAfter is the position after which the feed returns notices (see [eventlog.Log.Position]); 0 is the end of the log. If the
-	// request has a cursor and Sole is false, the feed uses the cursor's position instead.
+	// TopicsAfter is the position after which the feed returns notices (see [eventlog.Log.Position]); 0 is the end of the log. It is
+	// ignored if the request has a cursor and Sole is false, because the notices then begin at the cursor's position.
 	TopicsAfter int64
 	// MaxAge is the maximum age of the events after a cursor; 0 is no limit. Events may be older by up to [eventlog.Window].
 	MaxAge time.Duration
@@ -180,9 +180,10 @@ func (f *Feed) remove(pattern string, topic bool) {
 }
 
 // startPosition returns where a reader with a cursor starts in a partition. The result truncated reports whether the reader misses
-// events, because the log no longer has them or they are older than maxAge. If writers choose the keys, a cursor's position is up to
-// [eventlog.Window] before the time at which the client got the cursor. So startPosition then allows events that are older than maxAge by
-// this much.
+// events, because the log no longer has them or they are older than maxAge.
+//
+// startPosition allows events that are older than maxAge by up to [eventlog.Window]. If writers choose the keys, a cursor's position may
+// be this much before the time at which the client got the cursor.
 func (ts *Tails) startPosition(c eventlog.Cursor, p eventlog.Partition, maxAge time.Duration) (start int64, truncated bool) {
 	floor := ts.Log.Oldest()
 	if maxAge > 0 {
@@ -266,7 +267,8 @@ func AnnounceStored(log *eventlog.Log) func(context.Context, settings.Change) er
 // TopicBackend returns the topic for notifications that a backend has sent to the gateway.
 func TopicBackend(name string) string { return "backend-" + name }
 
-// TopicConversation returns the topic for the context that providers return for a principal's conversation messages outside of sessions.
+// TopicConversation returns the topic for a principal's conversation messages that belong to no session. Its notices have the context
+// that context providers return for such a message.
 func TopicConversation(principal string) string {
 	return "conversation-" + base64.RawURLEncoding.EncodeToString([]byte(principal))
 }

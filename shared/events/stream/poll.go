@@ -38,7 +38,7 @@ type Page struct {
 	Truncated bool
 	// More reports that the log already has further events after Cursor.
 	More bool
-	// Quiet is the time since a poll last returned events. Cursors carry this time from one poll to the next.
+	// Quiet is the time since a poll of this client last returned events. Each cursor carries the time of that poll to the next poll.
 	Quiet time.Duration
 }
 
@@ -48,9 +48,9 @@ const (
 	maxExaminedBytes = 8 << 20
 )
 
-// maxOpen limits how many entries from the last few seconds ([eventlog.Window]) a poll may return, because the cursor must name each of
-// them by a hash. A cursor has room for [eventlog.MaxSent] hashes. maxOpen leaves one of them free per shard, for a last entry with the
-// same key as the first entry that waits for the next poll.
+// maxOpen limits how many entries from the last few seconds ([eventlog.Window]) a poll may return. The next cursor must name each of them
+// by a hash, and has room for [eventlog.MaxSent] hashes. maxOpen leaves one hash free per shard, for a last entry with the same key as
+// the first entry that waits for the next poll.
 const maxOpen = eventlog.MaxSent - eventlog.Shards
 
 // Poll reads the events after a cursor once, and keeps no state. It merges the events of several partitions by their keys, so that the
@@ -141,8 +141,8 @@ type poll struct {
 	events  []*event.Event
 	bytes   int
 	seen    map[string]bool // the ids of the entries that this poll has read and that the client gets or already has
-	// resume has the entries after the cursor's position that earlier polls already returned. The cursor names them by their hashes. The
-	// other fields of such an entry are set when this poll reads it.
+	// resume has the entries after the cursor's position that earlier polls already returned, by the hashes with which the cursor names
+	// them. The map's values have only the hash until this poll reads the entry.
 	resume        map[uint64]sentEntry
 	sent          []sentEntry // the entries that this poll returns; empty if exact is true
 	open          int         // how many entries the next cursor may have to name

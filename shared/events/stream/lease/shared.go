@@ -158,8 +158,9 @@ func (s *Shared) placeLease(ctx context.Context, own store.Item, maxLeases int, 
 	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, append(dead, live...)[:over]...), "take over a lease")
 }
 
-// maxHandovers returns how many streams may run beyond the fleet's limit while the streams that they replace are ending. Fleet is four
-// fifths of the endpoint's concurrency, and the last fifth is for calls. maxHandovers is half of that fifth, which is an eighth of Fleet.
+// maxHandovers returns how many streams may run beyond the fleet's limit while the streams that they replace are ending. The limit Fleet
+// is four fifths of the requests that the deployment can serve at the same time. The last fifth is for calls. maxHandovers is half of
+// this fifth, which is an eighth of Fleet.
 func (s *Shared) maxHandovers() int64 { return max(1, s.Fleet/8) }
 
 // enter adds a stream to the fleet's counter, and returns the function leave, which removes the stream from the counter. If the fleet is
@@ -255,8 +256,8 @@ func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 	}
 }
 
-// tidy makes the write op, which removes an ended stream's lease or count from the store. It only logs an error, because leases and
-// counters also expire.
+// tidy removes an ended stream's lease from the store, or its count from the fleet's counter, with the write op. It only logs an error,
+// because leases and counters also expire.
 func (s *Shared) tidy(what string, op store.Op) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTime)
 	defer cancel()
