@@ -38,8 +38,9 @@ type Gateway interface {
 	End(ctx context.Context, c api.Client) error
 }
 
-// noBackends is the [Gateway] of an endpoint without backends. It implements Subscribe and Unsubscribe because a stored session may
-// still have subscriptions at backends that the server had before. The endpoint calls all other methods only if Any returns true.
+// noBackends is the [Gateway] of an endpoint without backends. It implements Subscribe and Unsubscribe because a stored session may still
+// have subscriptions at backends that the server had before. The endpoint calls the other methods only if Any returns true, so noBackends
+// does not implement them.
 type noBackends struct{ Gateway }
 
 func (noBackends) Any(context.Context) bool                            { return false }

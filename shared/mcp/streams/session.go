@@ -356,8 +356,8 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 }
 
 // isSubscribed reports whether the stream is still subscribed to the URI of an event that it has read. If [stream.Delivery.InOrder] is
-// false, the client may have unsubscribed before the event, and the notice about that may not have arrived yet. Then isSubscribed reads
-// the session's subscriptions from the store, once for all events that were read together.
+// false, the notice that the client has unsubscribed may arrive later than the event. Then isSubscribed reads the session's subscriptions
+// from the store, once for all events that were read together.
 func (s *sessionStream) isSubscribed(ctx context.Context, d stream.Delivery) (bool, error) {
 	if d.InOrder {
 		return true, nil

@@ -241,8 +241,8 @@ func (s *Stream) verify(ctx context.Context, d stream.Delivery) error {
 	return s.CheckCredentials(ctx)
 }
 
-// resolveAgain updates the stream's URIs after a change of the catalog, because a URI may now be the parent of a new event type. URIs
-// that are no longer in the catalog stay subscribed, but the client receives no events for them.
+// resolveAgain looks up the stream's URIs again after a change of the catalog, because a URI may now be the parent of a new event type.
+// URIs that are no longer in the catalog stay subscribed, but the client receives no events for them.
 func (s *Stream) resolveAgain(ctx context.Context) error {
 	cat, err := s.Streams.Catalogs.CatalogOf(ctx, s.Caller.Principal)
 	if err != nil {
