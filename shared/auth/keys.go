@@ -114,8 +114,8 @@ func hashKey(x Key) (hashedKey, error) {
 	return h, nil
 }
 
-// Authenticate compares the hash of the token with all keys. It takes the same time whichever key matches, and however many bytes of a
-// key match.
+// Authenticate compares the hash of the token with all keys. Its duration does not depend on which key matches, or on how many bytes
+// match, so that an attacker cannot learn about the keys from it.
 func (k *StaticKeys) Authenticate(_ context.Context, h http.Header) (Principal, error) {
 	token, err := Bearer(h)
 	if err != nil {

@@ -197,8 +197,8 @@ func (r *Recorder) Write(b []byte) (int, error) {
 	return r.Body.Write(b)
 }
 
-// ParseQuery parses the query of a request's URL. Unlike [url.URL.Query], it refuses a malformed query. Query drops the malformed
-// parameters, and the rest can mean something else, for example an erasure if a dry run was requested.
+// ParseQuery parses the query of a request's URL. Unlike [url.URL.Query], it refuses a malformed query. Query would drop the malformed
+// parameters, and the rest could mean something else. For example, a requested dry run of an erasure could become a real erasure.
 func ParseQuery(u *url.URL) (url.Values, error) {
 	values, err := url.ParseQuery(u.RawQuery)
 	if err != nil {

@@ -79,8 +79,8 @@ func SetRetryAfter(h http.Header, status int, err error) {
 	h.Set("Retry-After", strconv.Itoa(after.Seconds))
 }
 
-// Take counts n things. If they exceed the principal's limit, it counts none of them and returns an error of kind fault.Exhausted
-// with [RetryAfter]. It does not limit the anonymous principal, because that stands for all callers.
+// Take counts n things. If they exceed the principal's limit, it counts none of them and returns an error of kind fault.Exhausted with
+// [RetryAfter]. It does not limit the anonymous principal, because all callers without credentials share this principal.
 func (r *Rate) Take(ctx context.Context, p auth.Principal, n int, now time.Time) error {
 	if r == nil || p.Anonymous {
 		return nil
