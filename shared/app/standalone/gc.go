@@ -16,8 +16,8 @@ const (
 	// betweenGCs is the intended time between two garbage collections. A collection slows down requests for about 10 ms. With one collection
 	// every 2 s, it slows down 0.5% of all requests, so the 99th percentile of response times hardly changes.
 	betweenGCs = 2 * time.Second
-	// quietAfter is the time after which a server that is no longer busy returns unused memory to the system. The time counts from the
-	// last garbage collection while the server was busy.
+	// quietAfter is how long a server must be quiet before it returns unused memory to the system. The time counts from the last garbage
+	// collection while the server was busy.
 	quietAfter = 3 * betweenGCs
 	// maxPercent is the largest value for GOGC. It applies if the live heap is almost empty.
 	maxPercent = 800
