@@ -44,7 +44,7 @@ type sourceRecent struct {
 	Outcomes map[ingest.Kind]int64 `json:"outcomes"`
 }
 
-// outcomeView shows what became of a request to a source, or of one document in a message from an AWS service.
+// outcomeView describes the outcome of a request to a source, or of one document in a message from an AWS service.
 type outcomeView struct {
 	Time   time.Time   `json:"time"`
 	Kind   ingest.Kind `json:"kind"`

@@ -477,7 +477,7 @@ var shortened = regexp.MustCompile(`^([A-Za-z0-9_-]+)(?:…|\.\.\.)([A-Za-z0-9_-
 // beginning matches a shortened id of a subscription: the first 4 to 31 of its 32 digits.
 var beginning = regexp.MustCompile(`^(sub_[0-9a-f]{4,31})()$`)
 
-// idLists says, for each kind of object, which list of the API contains the ids.
+// idLists has, for each kind of object, the list of the API in which the ids of such objects can be found.
 var idLists = map[string]struct {
 	path, member, object, command string
 	limit                         int // how many of the newest items are searched for an id; 0 means all
