@@ -38,7 +38,7 @@ const (
 	// between such batches.
 	minWait = 100 * time.Millisecond
 	// slowAnswer is the response time above which an endpoint counts as slow. Further events for the endpoint go to the slow lane.
-	// Otherwise a page task would occupy one of a few invocations until its slowest endpoint has responded.
+	// Otherwise a page task would wait for its slowest endpoint, although only a few page tasks can run at the same time.
 	slowAnswer = time.Second
 )
 

@@ -196,8 +196,8 @@ type collector struct {
 	paused time.Time
 }
 
-// send calls the function f, which sends spans or metrics and must end within flushTime. If the collector was too slow recently, send
-// does not call f. The spans and metrics of that time are then lost.
+// send calls the function f, which sends spans or metrics to the collector. The context of f ends after flushTime. If the collector was
+// too slow recently, send does not call f, and the spans and metrics of that time are lost.
 func (c *collector) send(ctx context.Context, f func(ctx context.Context)) {
 	c.mu.Lock()
 	paused := time.Now().Before(c.paused)

@@ -147,11 +147,11 @@ func (p *Process) drainQueue(ctx context.Context, variable string, from queue.Na
 	return p.queues.Drain(ctx, url, from, h)
 }
 
-// Sources returns the Lambda handler of a function that has a URL and also reads queues. It passes a request at the URL to the function
-// url.
+// Sources returns the Lambda handler of a function that has a URL and also reads queues. The handler passes a request at the URL to the
+// parameter url.
 //
-// For a batch of messages, it calls the function batches with the ARN of the queue. That function returns the handler for the queue, or
-// nil if this Lambda function does not read the queue.
+// For a batch of messages, it calls the parameter batches with the ARN of the queue. The result of batches is the handler for this queue,
+// or nil if the Lambda function does not read the queue.
 func (p *Process) Sources(
 	url func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error),
 	batches func(arn string) queue.Handler,

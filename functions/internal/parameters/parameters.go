@@ -55,7 +55,8 @@ type Store struct {
 	held *bounded.Map[string, *refresh.Value[parameter]]
 }
 
-// maxHeld limits the number of parameters in memory, because each new configuration may name other parameters.
+// maxHeld limits the number of parameters in memory. Without the limit, the number could grow with each new configuration, because each
+// configuration may name other parameters.
 const maxHeld = 1024
 
 // parameter is a response of SSM. It has either a value, or an error that another attempt would not change, for example because the
