@@ -225,7 +225,7 @@ func (d *demo) subscribe(ctx context.Context, w *way) (end func(), err error) {
 	}, nil
 }
 
-// record records that an event has arrived in one of the four ways. It prints the first event of each way, and prints when all events
+// record records that an event has arrived in one of the four ways. It prints the first event of each way, and a message when all events
 // have arrived in that way.
 func (d *demo) record(w *way, e client.Event) {
 	d.mu.Lock()
