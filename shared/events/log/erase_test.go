@@ -10,7 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/expect"
 )
 
-// OPS-07: if two erasures change the same segment concurrently, neither restores the events that the other one has erased.
+// OPS-07: if two erasures change the same segment concurrently, no erasure restores the events that the other one has erased.
 func TestConcurrentErasuresOfOneSegment(t *testing.T) {
 	_, stamped := logOf(t)
 	for name, log := range map[string]*eventlog.Log{"the store makes the keys": {DB: memory(t)}, "writers make the keys": stamped} {
