@@ -181,7 +181,7 @@ func (v *View) list(ctx context.Context, kind api.Kind, version string, use func
 
 // cachedList returns the list in which to look up a name without a request, or nil if the list must be fetched first. After a timeout,
 // the view sends no requests for the list for a while. During this pause, cachedList returns the list that was fetched last, or an empty
-// list if none was fetched.
+// list if it was never fetched.
 func (v *View) cachedList(kind api.Kind) *fetched {
 	l := v.currentList(kind)
 	if l == nil {
