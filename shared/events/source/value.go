@@ -135,8 +135,8 @@ func (v Value) CheckTime() error {
 	return nil
 }
 
-// Evaluate returns the value for a document, which is a decoded request or message. If the value is a JSON Pointer that finds nothing in
-// the document, Evaluate returns false. If the value is an object, its members whose pointers find nothing are left out.
+// Evaluate returns the value for a document, which is a decoded request or message. If the value is a JSON Pointer to a value
+// that the document lacks, Evaluate returns false. If the value is an object, it leaves out members with such pointers.
 func (v Value) Evaluate(doc any) (found any, ok bool) {
 	switch v.kind {
 	case isPointer:
