@@ -316,7 +316,7 @@ type latestCatalog struct {
 //
 // find first looks in the catalog of this process, which may be seconds old. It reads the latest catalog in these cases:
 //   - The URI matches no event type, or another type than the event names.
-//   - unordered is true, but the type is ordered in this process's catalog.
+//   - The parameter unordered is true, but the type is ordered in this process's catalog.
 func (c *latestCatalogs) find(ctx context.Context, g *uriBatch, e *event.Event, unordered bool) (_ *uriBatch, err error) {
 	defer fault.Recovered(&err)
 	if g == nil {
