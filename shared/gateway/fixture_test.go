@@ -393,7 +393,7 @@ func (s *scripted) onGET(handle func(w http.ResponseWriter, r *http.Request)) {
 	})
 }
 
-// unavailable is a function for [scripted.intercept] that refuses every request.
+// unavailable refuses every request. It is a function for [scripted.intercept].
 func unavailable(w http.ResponseWriter, _ *http.Request, _ got) bool {
 	w.WriteHeader(http.StatusServiceUnavailable)
 	return true
