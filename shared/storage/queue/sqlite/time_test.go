@@ -24,7 +24,7 @@ func inBubble(t *testing.T, opts Options, test func(t *testing.T, q *Queues)) {
 	synctest.Test(t, func(t *testing.T) { test(t, open(t, store.Memory, opts)) })
 }
 
-// bubble is a subtest that runs in a synctest bubble.
+// bubble runs a subtest in a synctest bubble.
 func bubble(t *testing.T, name string, opts Options, test func(t *testing.T, q *Queues)) {
 	t.Run(name, func(t *testing.T) { inBubble(t, opts, test) })
 }
