@@ -26,18 +26,18 @@ import (
 //	http.Handle("/hooks", hooks)
 //
 // It verifies each request with the Standard Webhooks library and the secrets of the subscription that X-MCP-Subscription-Id names. If
-// the id is unknown, it tries the secrets of the subscriptions whose events/subscribe is not answered yet. An unknown id is normal in two
-// cases. A challenge arrives before the answer to events/subscribe (SEP-3415, "Endpoint verification"). And a server that has lost a
-// subscription gives it a new id when the client refreshes it.
+// the id is unknown, it tries the secrets of the subscriptions whose events/subscribe is not answered yet, and of subscriptions by URI
+// (SEP-1803). An unknown id is normal in two cases. A challenge arrives before the answer to events/subscribe (SEP-3415, "Endpoint
+// verification"). And a server that has lost a subscription gives it a new id when the client refreshes it.
 //
 // A client cannot have two subscriptions with the same event type and arguments at one handler, because they are a single subscription at
 // the server. [Client.Subscribe] returns [ErrConflict] for the second one.
 //
-// Its status codes are
+// The handler responds with these status codes:
 //
-//	204  the event was acknowledged
+//	204  the event or control message was accepted
 //	200  the body echoes a challenge
-//	400  the body is not an event
+//	400  the body is incomplete, or is not an event, a control message or a challenge
 //	401  the signature is not by a secret of the subscription
 //	405  the method is not POST
 //	413  the body is too large
@@ -45,8 +45,8 @@ import (
 // and, for the sender to try again later,
 //
 //	425  the subscription is unknown, perhaps because its events/subscribe is not answered yet
-//	500  the function for events returned an error
-//	503  there are too many requests, or the subscription is ending
+//	500  the event or gap was not handled, for example because [SubscribeOptions.Event] returned an error
+//	503  there are too many requests, the subscription is ending, or the event was not handled in time
 type Handler struct {
 	// URL is the handler's own URL, to which MCP servers send webhooks. Most servers require a public https URL.
 	URL string
