@@ -190,7 +190,8 @@ const (
 	flushPause = time.Minute
 )
 
-// collector limits the delay that a slow collector of spans and metrics causes.
+// collector sends spans and metrics to the OpenTelemetry collector. If that is slow, an invocation waits at most flushTime for it, and
+// sends no more for the time flushPause.
 type collector struct {
 	mu     sync.Mutex
 	paused time.Time
