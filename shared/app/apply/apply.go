@@ -32,7 +32,8 @@ type Files struct {
 	Catalogs map[string]*catalog.Catalog
 	// Config is the configuration. If it is nil, the stored configuration is kept or, with All, replaced with an empty one.
 	Config *config.Config
-	// All is true if these are all files of the server. Apply then removes stored catalogs that are not among the files.
+	// All is true if Catalogs and Config are complete: the operator has no other files for this server. Apply then removes the stored
+	// catalogs of workspaces that are not in Catalogs.
 	All bool
 	// AllowBreaking lets Apply accept catalogs that end subscriptions, and a configuration that [Target.KeepKeys] would refuse.
 	AllowBreaking bool

@@ -1,6 +1,6 @@
-// Package config parses the operator's configuration. This is the file config.yaml, with keys, backends, sources, conversation and
-// quotas, and the limits that are set by flags and environment variables. Package config reads the environment only through functions
-// that callers pass.
+// Package config parses the operator's configuration. It has two parts: the file config.yaml, with API keys, backends, sources,
+// conversation, quotas and principals ([Config]), and the settings from flags and environment variables ([Limits]). Package config reads
+// the environment only through functions that callers pass.
 package config
 
 import (

@@ -60,8 +60,9 @@ func collectLessOften(quietAfter time.Duration, returnMemory func()) {
 	after()
 }
 
-// reserveFor returns the reserve in bytes. The parameter allocated is how many bytes were allocated since the last garbage collection,
-// and since is the time since then.
+// reserveFor returns the reserve: how many bytes the process may allocate until the next garbage collection. This is as much as it
+// allocates in betweenGCs at the current rate, within minReserve and maxReserve. The parameter allocated is how many bytes were allocated
+// since the last collection, and since is the time since then.
 func reserveFor(allocated uint64, since time.Duration) float64 {
 	return min(max(float64(allocated)*float64(betweenGCs)/float64(max(since, time.Millisecond)), minReserve), maxReserve)
 }

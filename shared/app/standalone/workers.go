@@ -19,8 +19,8 @@ const (
 	// busy endpoint, so that workers are left for others.
 	pageWorkers, pagesPerGroup = 512, 128
 	// queueBytes limits the total size of the message bodies that a queue keeps in memory. Further messages stay only in the database.
-	// attemptBytes limits the total size of the events in running attempts. Both are needed because the server copies a payload several
-	// times.
+	// attemptBytes limits the memory for the events in running attempts. It is a separate limit, because attempts have their own copies
+	// of the events.
 	queueBytes   = 16 << 20
 	attemptBytes = 32 << 20
 	// savePositions is how often the periodic jobs save how far they have come. The interval is long, so that a server without work does
