@@ -239,8 +239,8 @@ type Share struct {
 	held       holdings
 }
 
-// NewShare returns a Share that divides total bytes. The other two parameters are for error messages: name is the name of the
-// limit, and the parameter what is the use of the bytes, for example "answers that clients have not read".
+// NewShare returns a Share that divides total bytes. The other two parameters are for error messages: name is the name of the limit, and
+// what describes the bytes, for example "answers that clients have not read".
 func NewShare(name, what string, total int) *Share {
 	return &Share{name: name, what: what, total: total}
 }
