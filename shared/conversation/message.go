@@ -162,8 +162,9 @@ func tooLarge(what string, most int) error {
 	return fault.New(fault.TooLarge, "the limit %s of %d is exceeded", what, most).AtLimit(what, float64(most))
 }
 
-// Params encodes the message with the members that [Parse] has read. The parameter meta has additional members of _meta, without
-// braces, and may be nil.
+// Params encodes the message as the params that a context provider gets. It has only the members that [Parse] knows, so unknown members
+// of the client's params are left out. The parameter meta has additional members of _meta as JSON without the outer braces. It may be
+// nil.
 func (m *Message) Params(meta []byte) json.RawMessage {
 	b := jsonrpc.Encode(m)
 	if len(meta) > 0 {
