@@ -31,8 +31,9 @@ import (
 // arguments therefore have the same URI, and other packages can treat it like any other event URI.
 //
 // A backend that acts for its callers receives their tokens, and may show each caller other event types and events. So its types are not
-// stored, and the catalog accepts every name with the backend's prefix until the relay has asked the backend. The last segment of its
-// URIs is ARGUMENTS.CALLER, where CALLER is the [CallerID] of the only principal that may receive the events.
+// stored, and the catalog accepts every valid name with the backend's prefix. Only the relay finds out whether the backend has such a
+// type, when it subscribes with the caller's token. The last segment of the URIs is ARGUMENTS.CALLER, where CALLER is the [CallerID] of
+// the only principal that may receive the events.
 
 const (
 	// MaxBackendTypes is the largest number of event types of one backend.

@@ -63,11 +63,11 @@ func (m *exactMerge) isNext(key int64) bool {
 	return true
 }
 
-// readTo returns the position up to which the feed has read all entries of the source. The parameter end is a position that the log has
-// already reached. If the feed has read everything in the source's partition, readTo returns end, because new entries can only get keys
-// after end.
+// readTo returns s.past, the position up to which the feed has read the source. The parameter end is a position that the log has already
+// reached. If the feed has read everything in the source's partition and the store reports writes, readTo first raises s.past to end,
+// because new entries can only get keys after end.
 //
-// readTo also stores end in s.past, so that a later call never returns less, not even after another write to the partition.
+// The raised position is stored, so that a later call returns no smaller position, even if an entry was written in between.
 func (s *source) readTo(end int64) int64 {
 	if s.caughtUp && s.past < end && s.written != nil && s.written() <= s.past {
 		s.past = end

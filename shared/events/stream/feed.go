@@ -441,8 +441,9 @@ const (
 	// A tail reads at intervals if the store does not report writes: every busyPoll or, if it has found no entries for the time quiet,
 	// every idlePoll.
 	busyPoll, idlePoll, quiet = 250 * time.Millisecond, time.Second, time.Minute
-	// watched limits how long a tail waits for a write if the store reports writes. After this time, the tail checks whether renewals are
-	// due. If the tail has stopped before an item of a later release, it also tries to read the item again.
+	// watched limits how long a tail waits for a write if the store reports writes. After this time, the tail renews its feeds' interests
+	// in their patterns if that is due (see renewEvery). If the tail has stopped before an item of a later release, it also tries to read
+	// the item again.
 	watched = 10 * time.Second
 	// renewEvery is how often a tail renews the [eventlog.Interest] in a pattern. If an eighth of the log's retention is shorter, it is
 	// used instead.

@@ -289,7 +289,8 @@ func (s RecheckState) encode() []byte {
 	return value
 }
 
-// RecheckState reads the state of a workspace's last recheck.
+// RecheckState reads how far the recheck of a workspace's subscriptions, after a change of the catalog, has come. The result is the zero
+// RecheckState if no recheck is stored.
 func (l *Lists) RecheckState(ctx context.Context, workspace string) (state RecheckState, err error) {
 	it, err := store.One(ctx, l.DB, recheckStateKey(workspace), "read the state of the last recheck")
 	if err != nil || it == nil {

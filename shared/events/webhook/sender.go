@@ -393,8 +393,9 @@ var exhausted = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS,
 func errnoOfMachine(err error) syscall.Errno {
 	text := ""
 	if d, ok := errors.AsType[*net.DNSError](err); ok {
-		// A DNSError keeps only the text of a socket error, so compare the text. If a resolver cannot open its own configuration, because
-		// no descriptors are left, it reports an unknown name. So also test whether the process can still open a file.
+		// The lookup may have failed because this machine has no descriptors or memory left. A DNSError keeps only the text of a socket
+		// error, so compare this text with the texts of such errors. If the resolver could not open its own configuration, the DNSError
+		// only says that the name is unknown. So also test whether the process can still open a file.
 		text = d.Err
 		var f *os.File
 		if f, err = os.Open(os.DevNull); err == nil {

@@ -162,9 +162,9 @@ func within(ctx context.Context, most time.Duration) time.Duration {
 	return most
 }
 
-// Start starts a replay that sends at most rate letters or events per second. If a replay of the same selection is running, Start returns
-// the running replay. It also returns a finished replay of events that was created less than [SameReplay] ago, so that a repeated request
-// does not send the events twice.
+// Start starts a replay. The parameter rate is the maximum number of dead letters or events that the replay sends per second. If a replay
+// of the same selection is running, Start returns the running replay. It also returns a finished replay of events that was created less
+// than [SameReplay] ago, so that a repeated request does not send the events twice.
 //
 // The parameter by is the name of the person who requested the replay. The parameter sub is the selected subscription for a replay of
 // events, and nil for a replay of dead letters.

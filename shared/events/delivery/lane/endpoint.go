@@ -347,8 +347,8 @@ func (l *Lanes) CountFailing() (n Failing) {
 // every half minute, instead of a probe.
 
 // hangKey returns the key of a hanging endpoint's mark, the item that tells other processes that the endpoint hangs. The version of the
-// item is the time, in seconds since 1970, until which processes need not test the endpoint. The item stays for [maxHold] longer, and
-// then only shortens the time that processes wait for a late response.
+// mark is a time in seconds since 1970. Until then, processes do not probe the endpoint. The mark is kept for [maxHold] longer. While the
+// mark is kept, a process that reads it waits for a late response only as long as [FastSlot.Usual].
 func hangKey(endpoint string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "t#" + endpoint, Sort: "hangs"}
 }

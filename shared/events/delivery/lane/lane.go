@@ -301,9 +301,9 @@ var Unused = webhook.Outcome{Category: webhook.Aborted}
 // attempt acts at these times after the attempt's start:
 //
 //	0 ─────▶ Usual ─────▶ Wait ─────▶ Wait + Rest
-//	           │            │             └ the attempt is canceled
-//	           │            └ the page task detaches the attempt, or waits for it if that is not possible
-//	           └ the page task stops waiting if a process has found that the endpoint hangs
+//	           │            │             └ the attempt is canceled, even if it continues in the background
+//	           │            └ the page task calls Detach, so that the attempt continues in the background, or waits if that is not allowed
+//	           └ if the store has a mark that the endpoint hangs, the page task calls Detach now instead of at Wait
 type FastSlot struct {
 	slot
 	pool   *pool
@@ -586,8 +586,9 @@ type tokenLease struct {
 	reserved  int64 // the second in which this process last reserved a turn; to write it, also lock [endpointRates.mu]
 }
 
-// lastTurn returns the last second in which deliveries of this process have turns, i.e. will be tried again. If the clock was set back
-// after the process had reserved the turn, lastTurn returns 0. Otherwise, deliveries would wait until the clock has caught up.
+// lastTurn returns the last second in which deliveries of this process have turns, which are times for another try. If the clock was set
+// back by more than [turnStepBack] seconds since the last reservation, lastTurn returns 0. New turns then need not come after the old
+// turns, which are now far ahead.
 func (t *tokenLease) lastTurn(now time.Time) int64 {
 	if t.reserved-now.Unix() > turnStepBack {
 		return 0

@@ -151,9 +151,9 @@ func (r *Job) DeadLetterLogItems(ctx context.Context) (n int, err error) {
 // minutes too far ahead. For example, after the clock was set back by an hour, a retry that was due in five seconds would wait for an
 // hour. So Run then searches once through all minutes that may have such entries.
 
-// search describes a search for due entries that were written before the clock was set back. It is the value of the item at [aheadKey].
-// The item's version is the minute at which the search continues. The search ends at Until, the last minute for which a process could
-// have written such an entry.
+// search describes a search of the due table after the clock was set back. It is the value of the item at [aheadKey], and the item's
+// version is the minute at which the search continues. Entries that were written before the change can be in minutes up to Until, where
+// the search ends.
 type search struct {
 	V     int   `json:"v"`
 	Was   int64 `json:"was"` // the minute that the job had reached when the clock was set back, in seconds since 1970

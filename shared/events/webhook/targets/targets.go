@@ -35,7 +35,8 @@ func (t Targets) Verify(ctx context.Context, url, subscriptionID string, key []b
 // ParseSecret decodes a client's whsec_ secret.
 func (t Targets) ParseSecret(secret string) ([]byte, error) { return webhook.ParseSecret(secret) }
 
-// NewSecret returns a new secret of the given type. For subscription.None both results are empty.
+// NewSecret returns a new secret of the given type: the text for the client, and the key that the text encodes. For subscription.None,
+// both are empty.
 func (t Targets) NewSecret(kind subscription.SecretType) (secret string, key []byte) {
 	switch kind {
 	case subscription.None:
