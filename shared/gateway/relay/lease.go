@@ -271,9 +271,9 @@ func (l *lease) release() {
 	}
 }
 
-// These numbers divide the time of a serverless function's invocation into parts. For example, an invocation of 15 minutes closes its
-// streams 15 s before its end, and the next invocation takes them over in the last quarter. If an invocation dies, other relays wait 30 s
-// until its leases expire.
+// These numbers divide the time of a serverless function's invocation. For example, an invocation of 15 minutes stops following backends
+// 15 s before its end (a 60th). In the time before that (a quarter), the next invocation connects to the backends and takes over their
+// leases. A lease lasts 30 s (a 30th). So if an invocation dies, other relays wait up to 30 s.
 const (
 	closingShare  = 60
 	handoverShare = 4
