@@ -76,9 +76,9 @@ type run struct {
 
 	counts map[string]int
 	left   int
-	// The fields copies and found have the deletions that are planned but not written yet. The run finds an item by a key, for example by
-	// the key in a list of the principal's sessions. The deletion of this key is in found. The deletions of the item's other keys are in
-	// copies.
+	// The fields copies and found have the deletions that are planned but not written yet. In found are the keys by which the run finds
+	// items, for example the entry of a session in the principal's list of sessions. In copies is everything that the run finds through
+	// them. flush deletes copies first, so that an interrupted run can be repeated.
 	copies, found []store.Op
 	own           []match.Pattern      // the patterns of the principal's live subscriptions, in a dry run
 	ids           []string             // the ids of the principal's subscriptions
