@@ -49,7 +49,8 @@ type Options struct {
 	Shared time.Duration
 	// Stale is the age up to which callers get the old value if a load fails.
 	Stale time.Duration
-	// Backoff is the time after a failed load in which no other load starts. Callers get the old value meanwhile.
+	// Backoff is the time after a failed load in which no other load starts. Callers that can still use the old value get it meanwhile.
+	// For other callers, see EmptyBackoff.
 	Backoff time.Duration
 	// EmptyBackoff replaces Backoff for callers that cannot use the old value, because there is no value or it is too old. They get the
 	// error of the failed load meanwhile.
