@@ -122,7 +122,7 @@ type Profile string
 
 // The profiles of the MCP Events extension.
 const (
-	// Released is the profile of the released clients: ChatGPT, the AI SDK and TanStack.
+	// Released is the profile that follows the draft of the extension which ChatGPT, the AI SDK and TanStack implement.
 	Released Profile = "released"
 	// Final follows the MCP Events extension as published in the Final version of SEP-3415.
 	Final Profile = "final"
