@@ -167,7 +167,8 @@ func (mq *memoryQueue) submit() {
 	mq.submitted = mq.q.engine.Lazily(&settling{queue: mq}) == nil
 }
 
-// flush writes the handler results in mq.settled immediately, with everything that was submitted before them.
+// flush writes the handler results in mq.settled, and returns when they are committed. Unlike [memoryQueue.submit], it does not wait for
+// the commit of another job.
 func (mq *memoryQueue) flush() error {
 	return mq.q.engine.Do(context.Background(), &settling{queue: mq})
 }

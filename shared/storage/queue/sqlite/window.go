@@ -166,8 +166,9 @@ func (w *window) pass(m *message) {
 	}
 }
 
-// mustSpill reports whether a new message of the group must stay in the file. Each group can have at least one message in memory, and
-// messages without a group are never spilled.
+// mustSpill reports whether a new message of the group must be "spilled": it stays only in the file and does not come into memory. That
+// is so if older messages of the group are spilled, or if the group's ready messages have reached [window.groupLimit]. A group without
+// ready and spilled messages may always have one message in memory. Messages without a group are never spilled.
 func (w *window) mustSpill(group string) bool {
 	if w.spills[group] != nil {
 		return true

@@ -302,8 +302,9 @@ func decodeCounts(text string) map[string]int64 {
 // maxSpan is the largest allowed [store.Op.Span].
 const maxSpan = 1 << 20
 
-// checkStamps returns an error if an operation at [store.AtCommit] is not allowed. The parameter oneCommit says that all operations are
-// in one commit, because only then can two of them share a stamp.
+// checkStamps checks the operations whose sort key is [store.AtCommit], which the store replaces with a stamp, the time of the commit. It
+// returns an error if such an operation is not a put, or asks for a stamp that it cannot get. The parameter oneCommit says that all
+// operations are in one commit, because only then can two of them share a stamp.
 func checkStamps(ops []store.Op, oneCommit bool) error {
 	for i := range ops {
 		op := &ops[i]

@@ -212,8 +212,8 @@ func blames(err error) (is, damaged bool) {
 	return damaged || transient[primary] && primary != sqlite.ResultInterrupt, damaged
 }
 
-// note records the outcome of a write or a checkpoint in h.write or h.checkpoint. The parameter to points to that field. note logs when
-// failures begin and end, and ignores errors that are not about the file.
+// note stores err, the outcome of a write or a checkpoint, in one of the fields h.write and h.checkpoint. The parameter to points to the
+// field. Then note logs whether failures begin or end. It ignores errors that are not about the file.
 func (h *health) note(to *error, err error) {
 	is, damaged := blames(err)
 	if err != nil && !is {

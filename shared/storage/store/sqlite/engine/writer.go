@@ -273,8 +273,8 @@ func (p *pace) wait() <-chan time.Time {
 
 func (p *pace) committed(late int) { p.crowd += (float64(min(late, enough)) - p.crowd) / 8 }
 
-// await adds arriving jobs to the group, until the channel end receives a value or the group has enough jobs to be committed. If end is
-// nil, await does not wait.
+// await adds arriving jobs to the group until the parameter end delivers a value, the group has [enough] jobs, or the queue is closed. If
+// end is nil, await adds no jobs and returns immediately.
 func (e *Engine) await(group []*entry, end <-chan time.Time) []*entry {
 	for end != nil && len(group) < enough {
 		select {
