@@ -193,7 +193,7 @@ const erasedID = "erased"
 // visit.
 func (l *Log) Erase(ctx context.Context, p Partition, dry bool, selected func(*event.Event) bool, visit func([]event.Event) error) error {
 	return store.Each(ctx, l.DB, store.Key{Table: store.Log, Partition: p.name}, "read the log", func(item *store.Item) error {
-		for visited := false; ; visited = true {
+		for visited := false; item != nil; visited = true {
 			s, err := decodeSegment(*item)
 			if err != nil {
 				return nil
@@ -213,17 +213,26 @@ func (l *Log) Erase(ctx context.Context, p Partition, dry bool, selected func(*e
 			if err = l.appender().replace(ctx, *item, found); !errors.Is(err, store.ErrConflict) {
 				return fault.Wrap(fault.Unavailable, err, "erase events")
 			}
-			// A concurrent erasure has changed the item, or the item has expired. Read the item again, and stop if it no longer exists.
-			page, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Until: item.Sort, Reverse: true, Limit: 1})
-			if err != nil {
-				return fault.Wrap(fault.Unavailable, err, "read the log")
+			// A concurrent erasure has changed the item, or the item has expired.
+			if item, err = l.readAgain(ctx, item.Key); err != nil {
+				return err
 			}
-			if len(page.Items) == 0 || page.Items[0].Sort != item.Sort {
-				return nil
-			}
-			item = &page.Items[0]
 		}
+		return nil
 	})
+}
+
+// readAgain returns the item with the given key, or nil if it no longer exists. It uses a query, because the function admin, which erases
+// events on AWS, may read the log only with queries.
+func (l *Log) readAgain(ctx context.Context, key store.Key) (*store.Item, error) {
+	page, err := l.DB.Query(ctx, store.Query{Table: key.Table, Partition: key.Partition, Until: key.Sort, Reverse: true, Limit: 1})
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the log")
+	}
+	if len(page.Items) == 0 || page.Items[0].Sort != key.Sort {
+		return nil, nil
+	}
+	return &page.Items[0], nil
 }
 
 // erase replaces the selected events of the segment by placeholders without a payload, and returns these events. Readers get an entry
