@@ -11,8 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// endpointState is what this process knows about the health of one webhook endpoint, i.e. of one URL without its query. An endpoint is in
-// one of three states:
+// endpointState is the health of one webhook endpoint as this process knows it. An endpoint is one URL without its query. It is in one of
+// three states:
 //
 //	healthy  first attempts to deliver an event are sent without delay (the fast lane)
 //	slow     first attempts go through a separate queue (the slow lane), so that they do not hold up other endpoints
@@ -50,7 +50,7 @@ type endpointState struct {
 	limit     int           // limit of concurrent attempts in the slow lane: a success adds one, a timeout sets it to one
 }
 
-// originState is what this process knows about the health of an origin, for example https://example.com. All endpoints of the origin
+// originState is the health of an origin, for example https://example.com, as this process knows it. All endpoints of the origin
 // share it.
 type originState struct {
 	failed    map[string]struct{} // endpoints that failed since the last success at this origin

@@ -35,7 +35,7 @@ func bubble(t *testing.T, name string, test func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
 }
 
-// mustReserve reserves a slot for a first attempt, and ends the test if there is none.
+// mustReserve reserves a slot for a first attempt, and ends the test if the lane gives no slot.
 func (l *Lanes) mustReserve(t *testing.T, url string, w PageWait) *FastSlot {
 	t.Helper()
 	s, v := l.Reserve(t.Context(), to(url), w)
