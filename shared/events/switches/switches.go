@@ -161,7 +161,7 @@ func (s *Set) List(ctx context.Context, workspace, after string, limit int) (lis
 }
 
 // listItems returns a page of the items in a partition, each of which is a [Switch] or a [Note]. The page begins after the sort key in the
-// parameter after. The result next is the value of after for the next page, or "" if there is none.
+// parameter after. The result next is the value of after for the next page. It is "" on the last page.
 func listItems[T any](
 	ctx context.Context, db store.DB, partition, after string, limit int, decode func(*store.Item) (T, error),
 ) (list []T, next string, err error) {
