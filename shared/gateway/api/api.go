@@ -27,7 +27,7 @@ type Client struct {
 	Token string
 }
 
-// Capabilities describes what a backend can do, or what all backends of a principal can do together.
+// Capabilities has the abilities of a backend, or of all backends of a principal together.
 type Capabilities struct {
 	Tools, Prompts, Resources, Completions, Logging bool
 	// ToolsChanged, PromptsChanged and ResourcesChanged are true if the backend notifies clients when its list of tools, prompts or

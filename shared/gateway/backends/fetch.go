@@ -16,7 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// ServerInfo is what a backend says about itself: its capabilities and the revision of MCP that it speaks.
+// ServerInfo holds the information that a backend gives about itself: its capabilities and the revision of MCP that it speaks.
 type ServerInfo struct {
 	api.Capabilities
 	Version spec.Version

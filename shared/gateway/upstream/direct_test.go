@@ -243,7 +243,8 @@ func TestGetIsRepeated(t *testing.T) {
 	expect.Equal(t, "connections", connections.Load(), 2)
 }
 
-// The transport sends what direct cannot: large bodies, which need two directions concurrently, and requests through a proxy.
+// The transport sends the requests that direct cannot send: large bodies, which need two directions concurrently, and requests through a
+// proxy.
 func TestRequestsThatAreLeftToTheTransport(t *testing.T) {
 	var got string
 	serving := func(w http.ResponseWriter, r *http.Request) {
