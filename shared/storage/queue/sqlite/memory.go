@@ -176,7 +176,7 @@ type message struct {
 	forwarding *forwarding // the job that writes the message if it was forwarded; otherwise nil
 }
 
-// place says where a message of a queue is and what it waits for. For example, a message in placeDelayed is only in the file and is not due
+// place says where a message of a queue is, and why it waits. For example, a message in placeDelayed is only in the file and is not due
 // yet. Every message is in exactly one place.
 type place uint8
 

@@ -281,7 +281,7 @@ func (h *handled) bodies() []string {
 	return slices.Clone(h.list)
 }
 
-// A publisher gets its answer when its event is durable, and the event shares a commit with what its handler writes.
+// A publisher gets its answer when its event is durable, and the event shares a commit with the writes of its handler.
 func TestForwardedMessagesOfAFIFOQueue(t *testing.T) {
 	event := func(id string) queue.Outgoing { return queue.Outgoing{Body: []byte(id), Group: "g", Dedup: id} }
 	forward := func(q *Queues, ids ...string) error {
