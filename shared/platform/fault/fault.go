@@ -104,7 +104,7 @@ func (e *Error) With(data any) *Error {
 	return &c
 }
 
-// KindOf returns the kind of the first [Error] in err's chain, or [Internal] if there is none.
+// KindOf returns the kind of the first [Error] in err's chain, or [Internal] if the chain has no such error.
 func KindOf(err error) Kind {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Kind
