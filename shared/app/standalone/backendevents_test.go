@@ -481,7 +481,7 @@ func (b *fakeBackend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if known {
 		types = own
 	}
-	if refuses { // the error repeats the token, as that of a careless server
+	if refuses { // the error repeats the token, as a careless server does
 		w.WriteHeader(http.StatusUnauthorized)
 		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32001,"message":"the token %s is not valid"}}`, m.ID, token)
 		return
