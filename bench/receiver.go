@@ -34,8 +34,8 @@ type receiver struct {
 	served atomic.Int64 // webhooks that were received with net/http
 }
 
-// received is what the receiver needs in one run of the benchmark: the ledger in which it records the webhooks, where it finds their
-// event ids, and how long it waits before each answer.
+// received tells the receiver how to handle the webhooks of one run of the benchmark: in which ledger to record them, where to find their
+// event ids, and how long to wait before each answer.
 type received struct {
 	*ledger
 	find  Received
